@@ -1,0 +1,1 @@
+"""Tasks, the loop that plays them, and scores. Standard library only."""

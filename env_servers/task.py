@@ -1,0 +1,173 @@
+"""A task: its constants (`TaskSpec`), one step's result (`Step`), and the environment (`Env`).
+
+`Env.reset` and `Env.step` are written once and keep the books: what may be called when, what the seed may be,
+what a finished episode refuses. A task implements `_reset` and `_step` and never touches those rules.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from env_servers.policy import Policy
+    from env_servers.scores import Normalisation
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """The constants of a task.
+
+    Attributes:
+        id: Task id, also the name of its Hub repository.
+        version: Changes whenever an episode with the same seed and actions would read or pay differently.
+        title: Name for people.
+        summary: One sentence: what the agent has to do.
+        instructions: What a chat model is told before the first observation.
+        memory: How much of the past a policy sees: None is all, 0 the newest observation, k the last k turns.
+        max_turns: Most actions an episode can have.
+        max_action_tokens: Tokens that every legal action, with its terminator, fits in with GPT-2's tokenizer.
+        min_return: Lowest possible undiscounted return, in the task's reward units.
+        max_return: Highest possible undiscounted return.
+        end_reasons: How the environment itself can end an episode.
+        test_episodes: Number of episodes of the `tasks` configuration, the paper's where it states one.
+        test_starts: Keyword arguments of the environment that the test episodes go through in turn.
+        normalisations: Scales for `scores.normalize`, by name; `paper` is LMRL-Gym's Table 5, `lmrl` is ours.
+        paper: Row of LMRL-Gym's Table 1 for the offline data: size, mean and std of length and return, success.
+    """
+
+    id: str
+    version: str
+    title: str
+    summary: str
+    instructions: str
+    memory: int | None
+    max_turns: int
+    max_action_tokens: int
+    min_return: float
+    max_return: float
+    end_reasons: tuple[str, ...]
+    test_episodes: int
+    test_starts: tuple[Mapping[str, Any], ...] = ({},)
+    normalisations: Mapping[str, Normalisation] = field(default_factory=dict)
+    paper: Mapping[str, float] = field(default_factory=dict)
+
+
+class Step(NamedTuple):
+    """What the environment answers to one action. Built by `Step.ongoing` and `Step.end`, never by hand.
+
+    Attributes:
+        observation: Text without trailing newline.
+        reward: In the task's units.
+        legal: False where the action was not understood or not allowed.
+        terminated: The task ended by its own rules.
+        truncated: The episode was cut by a limit.
+        end_reason: One of the task's `end_reasons`, None while the episode goes on.
+        success: The task's own predicate; False while the episode goes on.
+    """
+
+    observation: str
+    reward: float
+    legal: bool = True
+    terminated: bool = False
+    truncated: bool = False
+    end_reason: str | None = None
+    success: bool = False
+
+    @classmethod
+    def ongoing(cls, observation: str, reward: float, *, legal: bool = True) -> Step:
+        """A step after which the episode goes on."""
+        return cls(observation, float(reward), legal)
+
+    @classmethod
+    def end(
+        cls, observation: str, reward: float, reason: str, *, success: bool, cut: bool = False, legal: bool = True
+    ) -> Step:
+        """The last step; `cut` tells a limit (truncated) from the task's own end (terminated)."""
+        return cls(observation, float(reward), legal, not cut, cut, reason, success)
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
+        return self.terminated or self.truncated
+
+
+class Env(ABC):
+    """One environment, playing one episode at a time.
+
+    A subclass has a `spec`, its scripted `policies`, and implements `_reset` and `_step`. Its options are keyword
+    arguments of `__init__` with JSON values, so that an episode's row can rebuild it.
+    """
+
+    spec: ClassVar[TaskSpec]
+    policies: ClassVar[Mapping[str, Callable[[], Policy]]] = {}
+
+    _playing = False
+    _finished = False
+
+    def reset(self, seed: int) -> str:
+        """Start the episode that `seed` stands for.
+
+        Args:
+            seed: Non-negative integer. The same seed and actions give the same episode, on every machine.
+
+        Returns:
+            The first observation.
+
+        Raises:
+            TypeError: The seed is not an integer.
+            ValueError: The seed is negative.
+        """
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"{self.spec.id}: the seed is {seed!r}; it must be an integer")
+        if seed < 0:
+            raise ValueError(f"{self.spec.id}: the seed is {seed}; it must not be negative")
+        self._playing, self._finished = True, False
+        return self._reset(random.Random(seed))
+
+    def step(self, action: str) -> Step:
+        """Play one action. Any string is allowed; one that the task does not understand costs what it says.
+
+        Args:
+            action: Text; one trailing newline, the terminator of the plain rendering, is taken off.
+
+        Raises:
+            TypeError: The action is not a string.
+            RuntimeError: `reset` was not called, or the episode is over.
+        """
+        if not isinstance(action, str):
+            raise TypeError(f"{self.spec.id}: the action is {action!r}; it must be a string")
+        if not self._playing:
+            again = "the episode is over" if self._finished else "there is no episode yet"
+            raise RuntimeError(f"{self.spec.id}: {again}; call reset(seed) before step(action)")
+        step = self._step(action.removesuffix("\n"))
+        if step.done:
+            self._playing, self._finished = False, True
+        return step
+
+    @abstractmethod
+    def _reset(self, rng: random.Random) -> str: ...
+
+    @abstractmethod
+    def _step(self, action: str) -> Step: ...
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the environment knows of the episode (JSON values), for records and scripted policies.
+
+        It can hold secrets, so no learned policy may read it. Where start states repeat, `start` names this one.
+        """
+        return {}
+
+    def draw(self) -> str:
+        """A picture of the state for a person at a terminal; empty where the observation says it all."""
+        return ""
+
+    def close(self) -> None:
+        """Free what the environment holds; it may be called more than once."""
+        return None
