@@ -1,23 +1,166 @@
-"""The `lmrl` command. Every sub-command loads its room only when it is called, so `--help` is quick.
+"""The `lmrl` command. A sub-command's room is imported when the command is looked up, its heavy parts when it runs.
 
-`lmrl tasks` and `lmrl play` live here; the other rooms bring their own `cli` module, named below as text.
+`lmrl tasks` and `lmrl play` live here. Each other room brings a `cli` module, named below as text, since this room
+must not import the rooms that build on it.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import os
+import random
 import sys
-from typing import Annotated, Any, NoReturn
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
+# Sub-command: module and typer app. Their modules import nothing heavy at the top.
+ROOMS: Mapping[str, str] = {
+    "data": "hub_datasets.cli:app",
+    "train": "trainers.cli:app",
+    "eval": "eval_harness.cli:eval_app",
+    "report": "eval_harness.cli:report_app",
+    "demo": "eval_harness.cli:demo_app",
+}
+# What `pip install lmrl[...]` brings, by the module whose absence is reported.
+EXTRAS: Mapping[str, str] = {
+    "datasets": "data", "huggingface_hub": "data", "pyarrow": "data", "matplotlib": "data", "yaml": "data",
+    "torch": "train", "transformers": "train", "trl": "train", "accelerate": "train", "peft": "train",
+    "evaluate": "eval", "fastapi": "server", "uvicorn": "server", "starlette": "server", "chess": "chess",
+}  # fmt: skip
 
-class Command:
-    """Where a sub-command is found, and the line that `lmrl --help` prints for it."""
 
-    def __init__(self, target: str, help: str) -> None:
-        self.module, self.name = target.split(":")
-        self.help = help
+class _Rooms(TyperGroup):
+    """A group whose sub-commands come from the other rooms."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *ROOMS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in ROOMS:
+            module, _, name = ROOMS[cmd_name].partition(":")
+            command = typer.main.get_command(getattr(importlib.import_module(module), name))
+            command.name = cmd_name
+            return command
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.list_commands(ctx):  # a name that is nearly right is suggested from these
+            self.commands = {**self.commands, **{name: self.get_command(ctx, name) for name in ROOMS}}
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Rooms,
+    name="lmrl",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Multi-turn reinforcement learning of language models: datasets, environments, trainers, evaluation.",
+    epilog="Example: lmrl demo",
+)
+
+
+@app.command(epilog="Example: lmrl tasks")
+def tasks() -> None:
+    """List the tasks, their scripted policies and their range of returns."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from env_servers.tasks import load_task, task_ids
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("task", "what the agent does", "actions", "memory", "returns", "scripted policies"):
+        table.add_column(column, overflow="fold")
+    for task in task_ids():
+        env = load_task(task)
+        spec = env.spec
+        memory = "all" if spec.memory is None else str(spec.memory)
+        returns = f"{spec.min_return:g} to {spec.max_return:g}"
+        table.add_row(task, spec.summary, f"up to {spec.max_turns}", memory, returns, ", ".join(env.policies))
+    Console().print(table)
+
+
+@app.command(epilog="Example: lmrl play maze --seed 3")
+def play(
+    task: Annotated[str, typer.Argument(help="Task id; `lmrl tasks` lists them.")],
+    seed: Annotated[int | None, typer.Option(help="Episode; without it, a random one.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Let this scripted policy play instead of you.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Option of the environment, as NAME=VALUE.")] = None,
+) -> None:
+    """Play one episode in the terminal, or watch a scripted policy play it."""
+    from env_servers.policy import Context
+    from env_servers.seeding import policy_rng
+    from env_servers.tasks import make_env, make_policy
+    from env_servers.trajectory import Turn
+
+    env = make_env(task, parse_options(option))
+    player = None if policy is None else make_policy(task, policy)
+    chosen = random.SystemRandom().randrange(2**31) if seed is None else seed
+    observation, rng, turns = env.reset(chosen), policy_rng(chosen), list[Turn]()
+    typer.echo(f"{env.spec.title}, seed {chosen}\n{env.spec.instructions}\n")
+    while True:
+        if picture := env.draw():
+            typer.echo(picture)
+        typer.echo(observation)
+        if player is None:
+            try:
+                action = input("> ")
+            except EOFError:
+                typer.echo("\nleft before the end")
+                return
+        else:
+            action = player.act([Context(env.spec, turns, observation, rng, env.info)])[0].text
+            typer.echo(f"> {action}")
+        step = env.step(action)
+        turns.append(Turn(observation, action, step.reward))
+        observation = step.observation
+        typer.echo(f"reward {step.reward:g}{'' if step.legal else ' (not an action)'}\n")
+        if step.done:
+            total = sum(turn.reward for turn in turns)
+            verdict = "success" if step.success else "no success"
+            typer.echo(f"{observation}\nreturn {total:g} in {len(turns)} actions, {verdict} ({step.end_reason})")
+            return
+
+
+def parse_options(options: list[str] | None) -> dict[str, Any]:
+    """`NAME=VALUE` as keyword arguments; the value is JSON where it can be read so, else text.
+
+    Raises:
+        ValueError: There is no `=`.
+    """
+    import json
+
+    parsed: dict[str, Any] = {}
+    for option in options or []:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise ValueError(f"option {option!r} is not of the form NAME=VALUE, such as start=[1,1]")
+        try:
+            parsed[name] = json.loads(value)
+        except json.JSONDecodeError:
+            parsed[name] = value
+    return parsed
+
+
+def main() -> None:
+    """Entry point: an error that the user can mend is one message, not a traceback (LMRL_DEBUG=1 shows it)."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None or os.environ.get("LMRL_DEBUG"):
+            raise
+        _fail(f"this command needs {error.name}, which is not installed: pip install 'lmrl[{extra}]'")
+    except (ValueError, RuntimeError, OSError) as error:
+        if os.environ.get("LMRL_DEBUG"):
+            raise
+        _fail(str(error))
+
+
+def _fail(message: str) -> None:
+    typer.secho(f"lmrl: {message}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
+    sys.exit(1)

@@ -38,27 +38,6 @@ EPISODE_FEATURES = Features(
         "info": Json(),
     }
 )
-COLUMN_MEANINGS: Mapping[str, str] = {
-    "episode_id": "unique name of the episode: task, behaviour policy, split, index",
-    "task": "task id",
-    "task_version": "version of the rules and texts that the episode was played under",
-    "env_kwargs": "options of the environment (JSON)",
-    "split": "split that the seed was derived for",
-    "index": "number of the episode in its split, from 0",
-    "seed": "seed of the environment's `reset`, a hash of task, version, split and index",
-    "messages": "`user` is the environment, `assistant` the agent; they alternate, `user` first",
-    "rewards": "one per `assistant` message, in order",
-    "terminated": "the task ended by its own rules: no bootstrapping",
-    "truncated": "the episode was cut, by a limit or by the collector: bootstrap",
-    "end_reason": "why it ended",
-    "success": "the task's own predicate",
-    "num_turns": "number of the agent's actions",
-    "num_invalid": "number of actions the task did not understand or allow",
-    "episode_return": "undiscounted sum of the rewards",
-    "behavior_policy": "who acted",
-    "info": "what the environment knows: secrets, start state (JSON)",
-}
-
 START_FEATURES = Features(
     {
         "task": Value("string"),

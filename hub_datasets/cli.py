@@ -1,0 +1,143 @@
+"""`lmrl data`: build, publish, load, verify datasets, and show their cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True, help="Build, publish, load and verify datasets.", epilog="Example: lmrl data build maze"
+)
+
+Option = Annotated[list[str] | None, typer.Option("--option", help="Option of the environment, as NAME=VALUE.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit; the default is the newest.")]
+Force = Annotated[bool, typer.Option(help="Replace other data, a card edited by hand, or a tag.")]
+SOURCE = "Task id (maze is lmrl/maze), folder, or repository, also as NAME@REVISION."
+
+
+@app.command(epilog="Example: lmrl data build maze --output data/maze --workers 2")
+def build(
+    task: Annotated[str, typer.Argument(help="Task id; `lmrl tasks` lists them.")],
+    output: Annotated[Path | None, typer.Option(help="Folder to build into; data/<task> by default.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Scripted policy that collects.")] = None,
+    train: Annotated[int | None, typer.Option(help="Number of training episodes.")] = None,
+    validation: Annotated[int | None, typer.Option(help="Number of validation episodes.")] = None,
+    config: Annotated[str, typer.Option(help="Name of the configuration; a folder can hold several.")] = "episodes",
+    option: Option = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; one per core by default.")] = None,
+    shard: Annotated[int | None, typer.Option(help="Episodes in one Parquet file.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace this configuration, built from another plan.")] = False,
+) -> None:
+    """Play the episodes and write Parquet, statistics and the card. An interrupted build goes on where it stopped."""
+    from env_servers.cli import parse_options
+    from hub_datasets.build import build as run
+    from hub_datasets.build import make_plan
+    from hub_datasets.generators import load_generator
+
+    folder = output or Path("data") / task
+    counts = dict(load_generator(task).episodes)
+    counts |= {split: n for split, n in (("train", train), ("validation", validation)) if n is not None}
+    counts = {split: n for split, n in counts.items() if n != 0}
+    plan = make_plan(
+        task, config=config, policy=policy, episodes=counts, env_kwargs=parse_options(option), shard_episodes=shard
+    )
+    manifest = run(plan, folder, workers=workers, overwrite=overwrite, progress=True)
+    print_statistics(manifest)
+    typer.echo(f"built {folder} (card: {folder / 'README.md'})")
+
+
+def print_statistics(manifest: Any) -> None:
+    """A dataset's numbers beside the paper's, with the sentence on the difference."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from env_servers.tasks import load_task
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "episodes", "success", "mean return", "std", "mean length", "std"):
+        table.add_column(column, justify="left" if not column else "right")
+    rows = {"this dataset": manifest["summary"]}
+    if paper := load_task(manifest["task"]).spec.paper:
+        rows["the paper's (Table 1)"] = paper
+    for name, numbers in rows.items():
+        values = [numbers[key] for key in ("mean_return", "std_return", "mean_length", "std_length")]
+        texts = ["–" if value is None else f"{value:.2f}" for value in values]
+        table.add_row(name, f"{numbers['episodes']:,.0f}", f"{numbers['success_rate']:.3f}", *texts)
+    Console().print(table)
+    if manifest["difference"]:
+        Console().print(manifest["difference"])
+
+
+@app.command(epilog="Example: lmrl data publish data/maze --to lmrl/maze --tag v1.0")
+def publish(
+    folder: Annotated[Path, typer.Argument(help="Folder that `lmrl data build` made.")],
+    to: Annotated[str, typer.Option(help="Repository, as namespace/name.")],
+    tag: Annotated[str | None, typer.Option(help="Name for the commit, such as v1.0.")] = None,
+    private: Annotated[bool, typer.Option(help="Make a new repository private.")] = False,
+    create_pr: Annotated[bool, typer.Option(help="Open a pull request instead of committing.")] = False,
+    force: Force = False,
+) -> None:
+    """Publish a dataset in one commit, tag it, read it back and compare."""
+    from hub_datasets.publish import publish as run
+
+    done = run(folder, to, tag=tag, private=private, create_pr=create_pr, force=force)
+    where = done.pull_request or f"{done.repo_id}@{done.revision}"
+    typer.echo(f"{'published' if done.changed else 'already there, nothing changed:'} {where}")
+    typer.echo(f'load it with load_dataset("{done.repo_id}", revision="{tag or done.revision}")')
+
+
+@app.command(epilog="Example: lmrl data load maze --split validation --rows 2")
+def load(
+    source: Annotated[str, typer.Argument(help=SOURCE)],
+    split: Annotated[str, typer.Option(help="train or validation.")] = "train",
+    config: Annotated[str, typer.Option(help="Configuration.")] = "episodes",
+    revision: Revision = None,
+    rows: Annotated[int, typer.Option(help="How many episodes to print.")] = 1,
+    streaming: Annotated[bool, typer.Option(help="Read only the rows that are printed.")] = False,
+) -> None:
+    """Load a dataset and print its first episodes, as a check that it can be read."""
+    from itertools import islice
+
+    from hub_datasets.load import load_trajectories
+
+    trajectories = load_trajectories(source, split, config=config, revision=revision, streaming=streaming)
+    for trajectory in islice(trajectories, rows):
+        typer.echo(repr(trajectory))
+        for turn in trajectory.turns:
+            typer.echo(f"  env    {turn.observation}\n  agent  {turn.action}    [{turn.reward:g}]")
+        if trajectory.final_observation is not None:
+            typer.echo(f"  env    {trajectory.final_observation}")
+
+
+@app.command(epilog="Example: lmrl data verify data/maze")
+def verify(
+    source: Annotated[str, typer.Argument(help=SOURCE)],
+    revision: Revision = None,
+) -> None:
+    """Check the schema and play every episode again; the first difference is printed, with exit status 1."""
+    from rich.progress import Progress
+
+    from hub_datasets.verify import verify as run
+
+    with Progress() as bar:
+        row = bar.add_task("verifying", total=None)
+        found = run(source, revision=revision, advance=lambda done, total: bar.update(row, completed=done, total=total))
+    if found.problem is not None:
+        raise ValueError(f"{found.source} is not right: {found.problem}")
+    typer.echo(f"{found.source}: {found.episodes:,} episodes replay exactly, {found.starts:,} test starts are right")
+
+
+@app.command(epilog="Example: lmrl data card data/maze --to me/maze")
+def card(
+    folder: Annotated[Path, typer.Argument(help="Folder that `lmrl data build` made.")],
+    to: Annotated[str | None, typer.Option(help="Repository the card is for; lmrl/<task> by default.")] = None,
+) -> None:
+    """Print the card of a built dataset, made anew from its statistics and the task's prose."""
+    from dataset_cards.render import render_card
+    from hub_datasets.load import ORGANISATION
+    from hub_datasets.manifest import read_manifests
+
+    manifests = read_manifests(folder)
+    typer.echo(render_card(to or f"{ORGANISATION}/{manifests[0]['task']}", manifests))

@@ -1,0 +1,141 @@
+"""Verify a dataset: its schema, its hashes, and every episode by playing it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from datasets import Features, get_dataset_config_names, get_dataset_split_names
+
+from env_servers.play import replay
+from env_servers.seeding import episode_seed
+from env_servers.tasks import load_task
+from hub_datasets.hub import HUB_ERRORS, explain
+from hub_datasets.load import STARTS, Source, load_split, resolve
+from hub_datasets.manifest import file_sha256, files_of, read_manifests
+from hub_datasets.rows import EPISODE_FEATURES, START_FEATURES, from_row, from_start_row
+
+
+class Verified(NamedTuple):
+    """What was found.
+
+    Attributes:
+        source: Folder or repository at a commit.
+        episodes: Number of episodes checked.
+        starts: Number of test starts checked.
+        problem: The first difference, None where there is none.
+    """
+
+    source: Source
+    episodes: int
+    starts: int
+    problem: str | None
+
+
+def verify(
+    source: str,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Verified:
+    """Check a dataset until the first problem.
+
+    Checked are: the columns and their types; alternation of messages, one reward per action and the derived columns
+    (`rows.from_row`); unique episode ids; seeds; and that the environment, given the recorded options, seed and
+    actions, answers with the same observations and rewards and ends alike. In a folder also the files' hashes.
+
+    Args:
+        source: Task id, folder or repository, as in `load.resolve`.
+        revision: Branch, tag or commit.
+        token: As in `huggingface_hub`.
+        advance: Called with the number of rows done and the total of the split.
+
+    Raises:
+        FileNotFoundError: The source cannot be read.
+    """
+    found = resolve(source, revision, token)
+    counts = {"episodes": 0, "starts": 0}
+    try:
+        configs = get_dataset_config_names(found.path, revision=found.revision, token=token)
+        problem = _check_files(found)
+        for config in configs:
+            for split in get_dataset_split_names(found.path, config, revision=found.revision, token=token):
+                problem = problem or _check_split(found, config, split, token, counts, advance)
+    except HUB_ERRORS as error:
+        raise explain(error, f"dataset {found.path}", found.revision) from error
+    return Verified(found, counts["episodes"], counts["starts"], problem)
+
+
+def _check_files(source: Source) -> str | None:
+    if source.revision is not None or not Path(source.path).is_dir():
+        return None
+    for manifest in read_manifests(Path(source.path)):
+        for file in files_of(manifest):
+            path = Path(source.path, file["path"])
+            if not path.exists():
+                return f"{path} is missing"
+            if file_sha256(path) != file["sha256"]:
+                return f"{path} is not the file that was built (its SHA-256 differs from stats.json)"
+    return None
+
+
+def _check_split(
+    source: Source,
+    config: str,
+    split: str,
+    token: str | bool | None,
+    counts: dict[str, int],
+    advance: Callable[[int, int], None],
+) -> str | None:
+    rows = load_split(source, config, split, False, token)
+    where = f"configuration {config!r}, split {split!r}"
+    kind = "starts" if config == STARTS else "episodes"
+    expected = START_FEATURES if config == STARTS else EPISODE_FEATURES
+    if problem := _compare_features(expected, rows.features):
+        return f"{where}: {problem}"
+    seen: set[Any] = set()
+    for number, row in enumerate(rows):
+        key, problem = _check_start(row) if config == STARTS else _check_episode(row)
+        if problem is None and key in seen:
+            problem = f"{key} occurs twice"
+        if problem is not None:
+            return f"{where}, row {number}: {problem}"
+        seen.add(key)
+        counts[kind] += 1
+        advance(number + 1, len(rows))
+    return None
+
+
+def _compare_features(expected: Features, found: Features) -> str | None:
+    for column in [*expected, *found]:
+        if expected.get(column) != found.get(column):
+            return f"column {column!r} is {found.get(column)}, expected {expected.get(column)}"
+    return None
+
+
+def _check_start(row: dict[str, Any]) -> tuple[Any, str | None]:
+    start, spec = from_start_row(row), load_task(row["task"]).spec
+    seed = episode_seed(spec.id, spec.version, start.split, start.index)
+    problem = None if start.seed == seed else f"seed is {start.seed}, expected {seed}"
+    return start.index, problem
+
+
+def _check_episode(row: dict[str, Any]) -> tuple[str, str | None]:
+    name = row["episode_id"]
+    try:
+        trajectory = from_row(row)
+        spec = load_task(trajectory.task).spec
+    except ValueError as error:
+        return name, str(error)
+    if trajectory.task_version != spec.version:
+        return (
+            name,
+            f"{name} was played under version {trajectory.task_version} of the task, installed is {spec.version}",
+        )
+    seed = episode_seed(trajectory.task, trajectory.task_version, trajectory.split, trajectory.index)
+    if trajectory.seed != seed:
+        return name, f"{name}: seed is {trajectory.seed}, expected {seed}"
+    difference = replay(trajectory)
+    return name, None if difference is None else f"{name} does not replay: {difference}"
