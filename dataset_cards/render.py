@@ -148,13 +148,16 @@ print("rewards", first["rewards"][:2], "return", first["episode_return"])
 Supervised fine-tuning with TRL on the agent's words alone:
 
 ```python
+import torch
 from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
 
 train = load_dataset("{repo_id}", split="train").select_columns(["messages"])
 trainer = SFTTrainer(
     "Qwen/Qwen3-0.6B",
-    args=SFTConfig(output_dir="runs/{spec.id}-sft", assistant_only_loss=True, max_steps=1),
+    args=SFTConfig(
+        output_dir="runs/{spec.id}-sft", assistant_only_loss=True, max_steps=1, bf16=torch.cuda.is_available()
+    ),
     train_dataset=train,
 )
 trainer.train()

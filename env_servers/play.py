@@ -207,7 +207,11 @@ def _compare_end(trajectory: Trajectory, step: Step, invalid: int) -> Difference
         ("number of invalid actions", trajectory.num_invalid, invalid),
     ]
     if cut_by_collector:
-        pairs = [*pairs, ("end of the episode", trajectory.end_reason, step.end_reason or trajectory.end_reason)]
+        pairs = [
+            *pairs,
+            ("end of the episode", trajectory.end_reason, step.end_reason or trajectory.end_reason),
+            ("success", trajectory.success, False),
+        ]
     else:
         pairs = [
             *pairs,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import httpx2
 from datasets import load_dataset
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.hf_api import RepoFile
 
 from dataset_cards.render import edited_by_hand, render_card
@@ -94,16 +94,14 @@ def publish(
 
 def _check_token(api: HfApi, repo_id: str, create_pr: bool) -> None:
     """Refuse before any work what the Hub would refuse after the upload."""
+    if api.token is False or not (api.token or get_token()):
+        raise PermissionError("there is no token; log in with `hf auth login`, or set HF_TOKEN")
     try:
         user = with_retries(api.whoami)
     except httpx2.HTTPError as error:
-        if status_of(error) == 401:
-            raise PermissionError(
-                "the Hub does not know your token; log in with `hf auth login`, or set HF_TOKEN"
-            ) from error
-        raise
-    except OSError as error:  # LocalTokenNotFoundError
-        raise PermissionError("there is no token; log in with `hf auth login`, or set HF_TOKEN") from error
+        if status_of(error) != 401:
+            raise
+        raise PermissionError("the Hub does not know your token; log in again with `hf auth login`") from error
     if user["auth"]["accessToken"].get("role") == "read":
         raise PermissionError(
             f"the token of {user['name']} only reads; publishing needs one with the role `write`: make it under "

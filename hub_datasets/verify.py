@@ -11,6 +11,7 @@ from datasets import Features, get_dataset_config_names, get_dataset_split_names
 from env_servers.play import replay
 from env_servers.seeding import episode_seed
 from env_servers.tasks import load_task
+from hub_datasets.generators import load_generator
 from hub_datasets.hub import HUB_ERRORS, explain
 from hub_datasets.load import STARTS, Source, load_split, resolve
 from hub_datasets.manifest import file_sha256, files_of, read_manifests
@@ -137,5 +138,8 @@ def _check_episode(row: dict[str, Any]) -> tuple[str, str | None]:
     seed = episode_seed(trajectory.task, trajectory.task_version, trajectory.split, trajectory.index)
     if trajectory.seed != seed:
         return name, f"{name}: seed is {trajectory.seed}, expected {seed}"
+    reasons = [*spec.end_reasons, *load_generator(trajectory.task).stop_reasons]
+    if trajectory.end_reason not in reasons:
+        return name, f"{name}: end_reason is {trajectory.end_reason!r}, known are {', '.join(reasons)}"
     difference = replay(trajectory)
     return name, None if difference is None else f"{name} does not replay: {difference}"
