@@ -1,8 +1,8 @@
 """State of the test Hub: users, repositories, commits, references, discussions and file contents.
 
-Nothing here knows about HTTP: errors are raised as :class:`HubError`, which carries the status, the error code
-and the message that the server answers with. Everything is kept below one folder, so that a Hub started again
-on the same folder has the same repositories::
+Nothing here reads or writes HTTP: errors are raised as :class:`HubError`, which carries the status, the error
+code and the message that the server answers with. Everything is kept below one folder, so that a Hub started
+again on the same folder has the same repositories::
 
     blobs/<sha1 or sha256>                          contents of files
     repositories/<type>s/<namespace>/<name>/
@@ -134,8 +134,13 @@ class Discussion:
 
     def add_event(self, kind: str, author: str, data: dict[str, Any]) -> dict[str, Any]:
         """Append an event (comment, commit, status-change, title-change) and return it."""
-        event = {"id": uuid.uuid4().hex[:24], "type": kind, "createdAt": utc_now(), "author": {"name": author},
-                 "data": data}
+        event = {
+            "id": uuid.uuid4().hex[:24],
+            "type": kind,
+            "createdAt": utc_now(),
+            "author": {"name": author},
+            "data": data,
+        }
         self.events.append(event)
         return event
 
@@ -215,8 +220,11 @@ class Repository:
 
     def to_json(self) -> dict[str, Any]:
         """The mutable state, that is all but the commits."""
-        state = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)
-                 if item.name not in ("commits", "lock", "discussions")}
+        state = {
+            item.name: getattr(self, item.name)
+            for item in dataclasses.fields(self)
+            if item.name not in ("commits", "lock", "discussions")
+        }
         return state | {"discussions": [dataclasses.asdict(item) for item in self.discussions]}
 
 
@@ -305,8 +313,13 @@ class Store:
         with self._lock:
             repository = self.repositories.get((repository_type, repository_id))
             moved = repository is None and next(
-                (item for item in self.repositories.values()
-                 if item.type == repository_type and repository_id in item.former_ids), None)
+                (
+                    item
+                    for item in self.repositories.values()
+                    if item.type == repository_type and repository_id in item.former_ids
+                ),
+                None,
+            )
         repository = repository or moved or None
         if repository is None or (
             repository.private and not (user is not None and user.is_member(repository.namespace))
@@ -327,7 +340,9 @@ class Store:
         if not self.can_write(user, repository.namespace):
             raise HubError(403, "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
 
-    def require_proposal(self, user: User | None, repository: Repository, revision: str, create_pr: bool) -> None:
+    def require_proposal(
+        self, user: User | None, repository: Repository, revision: str, create_pr: bool
+    ) -> None:
         """Raise unless the user may commit to the revision, or propose the commit as a pull request.
 
         Anyone with a write token may open a pull request, and go on committing to their own one.
@@ -335,8 +350,11 @@ class Store:
         if user is not None and user.role == "write":
             if create_pr:
                 return
-            if any(item.reference == revision and item.author == user.name for item in repository.discussions
-                   if item.is_pull_request):
+            if any(
+                item.reference == revision and item.author == user.name
+                for item in repository.discussions
+                if item.is_pull_request
+            ):
                 return
         self.require_write(user, repository)
 
@@ -345,28 +363,51 @@ class Store:
         if not repository.gated:
             return
         if user is None:
-            raise HubError(401, f"Access to {repository.type} {repository.id} is restricted. You must have access to"
-                                " it and be authenticated to access it. Please log in.", "GatedRepo")
+            raise HubError(
+                401,
+                f"Access to {repository.type} {repository.id} is restricted. You must have access to"
+                " it and be authenticated to access it. Please log in.",
+                "GatedRepo",
+            )
         if not user.is_member(repository.namespace) and user.name not in repository.granted:
-            raise HubError(403, f"Access to {repository.type} {repository.id} is restricted and you are not in the"
-                                f" authorized list. Visit {repository.web_path} to ask for access.", "GatedRepo")
+            raise HubError(
+                403,
+                f"Access to {repository.type} {repository.id} is restricted and you are not in the"
+                f" authorized list. Visit {repository.web_path} to ask for access.",
+                "GatedRepo",
+            )
 
     # ---- repositories
 
     def create(
-        self, user: User | None, repository_type: str, namespace: str | None, name: str, *, private: bool = False,
-        sdk: str | None = None, base_url: str = "",
+        self,
+        user: User | None,
+        repository_type: str,
+        namespace: str | None,
+        name: str,
+        *,
+        private: bool = False,
+        sdk: str | None = None,
+        base_url: str = "",
     ) -> Repository:
         """Create a repository with its first commit."""
         if user is None:
             raise HubError(401, "Invalid username or password.")
         namespace = namespace or user.name
-        if repository_type not in REPOSITORY_TYPES or not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
+        if (
+            repository_type not in REPOSITORY_TYPES
+            or not _NAME.fullmatch(namespace)
+            or not _NAME.fullmatch(name)
+        ):
             raise HubError(400, f"Invalid repository type or name: {repository_type} {namespace}/{name}")
         if not self.can_write(user, namespace):
-            raise HubError(403, f"You don't have the rights to create a {repository_type} under the namespace"
-                                f' "{namespace}"')
-        repository = Repository(repository_type, f"{namespace}/{name}", private, sdk=sdk, created_at=utc_now())
+            raise HubError(
+                403,
+                f'You don\'t have the rights to create a {repository_type} under the namespace "{namespace}"',
+            )
+        repository = Repository(
+            repository_type, f"{namespace}/{name}", private, sdk=sdk, created_at=utc_now()
+        )
         with self._lock:
             if (repository_type, repository.id) in self.repositories:
                 message = f"You already created this {repository_type} repo: {repository.id}"
@@ -416,7 +457,11 @@ class Store:
     # ---- commits and pull requests
 
     def commit(
-        self, repository: Repository, revision: str, operations: list[dict[str, Any]], user: User,
+        self,
+        repository: Repository,
+        revision: str,
+        operations: list[dict[str, Any]],
+        user: User,
         create_pr: bool = False,
     ) -> tuple[Commit, Discussion | None]:
         """Apply the operations of one commit request, all or nothing.
@@ -434,8 +479,12 @@ class Store:
         if header is None or not header.get("summary"):
             raise HubError(400, "The commit has no header with a summary")
         with repository.lock:
+            if self.repositories.get((repository.type, repository.id)) is not repository:
+                raise HubError(404, "Repository not found", "RepoNotFound")  # Deleted while we waited.
             revision = revision.removeprefix("refs/heads/")
-            references = repository.pull_requests if revision in repository.pull_requests else repository.branches
+            references = (
+                repository.pull_requests if revision in repository.pull_requests else repository.branches
+            )
             base = repository.commit_at(revision)
             if revision not in references:
                 raise HubError(400, "Commits can only be made on a branch")
@@ -454,23 +503,36 @@ class Store:
             references[revision] = commit.sha
             if references is repository.pull_requests:
                 number = int(revision.rsplit("/", 1)[1])
-                repository.discussion(number).add_event("commit", user.name, {"subject": title, "oid": commit.sha})
+                repository.discussion(number).add_event(
+                    "commit", user.name, {"subject": title, "oid": commit.sha}
+                )
             self.save(repository)
         return commit, pull_request
 
     def open_discussion(
-        self, repository: Repository, user: User, title: str, text: str, is_pull_request: bool,
+        self,
+        repository: Repository,
+        user: User,
+        title: str,
+        text: str,
+        is_pull_request: bool,
         base: Commit | None = None,
     ) -> Discussion:
         """Open a discussion, or an empty pull request on the main branch."""
         with repository.lock:
             base = base or repository.commit_at(MAIN)
             discussion = Discussion(
-                len(repository.discussions) + 1, title, user.name, is_pull_request, utc_now(),
-                "draft" if is_pull_request else "open", base.sha if is_pull_request else None,
+                len(repository.discussions) + 1,
+                title,
+                user.name,
+                is_pull_request,
+                utc_now(),
+                "draft" if is_pull_request else "open",
+                base.sha if is_pull_request else None,
             )
-            discussion.add_event("comment", user.name,
-                                 {"edited": False, "hidden": False, "latest": {"raw": text}})
+            discussion.add_event(
+                "comment", user.name, {"edited": False, "hidden": False, "latest": {"raw": text}}
+            )
             repository.discussions.append(discussion)
             if is_pull_request:
                 repository.pull_requests[discussion.reference] = base.sha
@@ -480,7 +542,7 @@ class Store:
     def merge(self, repository: Repository, discussion: Discussion, user: User) -> Commit:
         """Merge a pull request into the main branch, file by file."""
         with repository.lock:
-            if not discussion.is_pull_request or discussion.status not in ("draft", "open"):
+            if discussion.base_commit is None or discussion.status not in ("draft", "open"):
                 raise HubError(400, "Only an open pull request can be merged")
             before = repository.commits[discussion.base_commit].files
             proposed = repository.commit_at(discussion.reference).files
@@ -508,7 +570,11 @@ class Store:
         if key == "file":
             try:
                 encoded = value.get("encoding") == "base64"
-                data = base64.b64decode(value["content"], validate=True) if encoded else value["content"].encode()
+                data = (
+                    base64.b64decode(value["content"], validate=True)
+                    if encoded
+                    else value["content"].encode()
+                )
             except binascii.Error as error:
                 raise HubError(400, f"Invalid base64 content: {path}") from error
             files[path] = self._small_file(data)
@@ -538,7 +604,12 @@ class Store:
         return FileEntry(blob_id, len(data))
 
     def _new_commit(
-        self, repository: Repository, parent: str | None, files: dict[str, FileEntry], title: str, message: str,
+        self,
+        repository: Repository,
+        parent: str | None,
+        files: dict[str, FileEntry],
+        title: str,
+        message: str,
         author: str,
     ) -> Commit:
         """Make and write a commit; the caller then moves a reference to it and saves the repository."""

@@ -1,9 +1,9 @@
 """Content-addressed storage ("Xet") of the test Hub: what hf_xet uploads to and downloads from.
 
 A file is cut into chunks; chunks are packed into *xorbs*; a *shard* says for each file which chunk ranges of
-which xorbs make it up ("terms"). Formats: https://huggingface.co/docs/xet (shard, xorb, api). hf_xet tries newer
-endpoints first (``/v2/shards``, ``/v2/reconstructions``, ``/v1/chunks``, ``/v1/xorb-grants``) and falls back to
-the ones here when they answer 404.
+which xorbs make it up ("terms"). Formats: https://huggingface.co/docs/xet (shard, xorb, api). hf_xet tries
+newer endpoints first (``/v2/shards``, ``/v2/reconstructions``, ``/v1/chunks``, ``/v1/xorb-grants``) and falls
+back to the ones here when they answer 404.
 
 When a shard arrives, its files are put together and checked against their sha256 at once. So the rest of the
 Hub treats a file the same whichever way it came, and clients without hf_xet can download it too.
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hub_store import HubError, Store, write_atomically
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
@@ -164,8 +165,9 @@ def parse_shard(shard: bytes) -> list[dict[str, Any]]:
         for _ in range(count):
             xorb, _flags, length, start, end = struct.unpack_from("<32s4I", shard, position)
             position += _RECORD
-            terms.append({"hash": hash_to_text(xorb), "unpacked_length": length,
-                          "range": {"start": start, "end": end}})
+            terms.append(
+                {"hash": hash_to_text(xorb), "unpacked_length": length, "range": {"start": start, "end": end}}
+            )
         if flags & _WITH_VERIFICATION:
             position += _RECORD * count
         sha256 = None
@@ -187,7 +189,7 @@ class XetStorage:
         self.store = store
         self.files: dict[str, dict[str, Any]] = {}
         self._tokens: dict[str, tuple[str, float]] = {}
-        # Part of the URLs of xorbs, which clients fetch without a token (like presigned URLs of the real Hub).
+        # Part of the URLs of xorbs, which clients fetch without a token, as with presigned URLs.
         self._signature = secrets.token_urlsafe(16)
         (store.root / "xorbs").mkdir(parents=True, exist_ok=True)
         for path in store.root.glob("xet/*.json"):
@@ -231,7 +233,8 @@ class XetStorage:
             return JSONResponse({"was_inserted": self.add_xorb(found[1], await request.body())})
         if method == "POST" and path == "/v1/shards":
             self._require_token(request, "write")
-            return JSONResponse({"result": 1 if self.add_shard(await request.body()) else 0})
+            is_new = await run_in_threadpool(self.add_shard, await request.body())
+            return JSONResponse({"result": int(is_new)})
         if method == "GET" and (found := re.fullmatch(r"/v1/reconstructions/([0-9a-f]{64})", path)):
             self._require_token(request, "read")
             return JSONResponse(self.reconstruction(found[1], request.headers.get("range"), hub_url))
@@ -287,12 +290,14 @@ class XetStorage:
             if any(item["range"] == chunks for item in known):
                 continue
             offsets = chunk_offsets(self._xorb_path(term["hash"]).read_bytes())
-            known.append({
-                "range": chunks,
-                "url": f"{hub_url}{CAS_PREFIX}/xorbs/{term['hash']}?signature={self._signature}",
-                # The last byte is included here, unlike in the ranges of chunks.
-                "url_range": {"start": offsets[chunks["start"]], "end": offsets[chunks["end"]] - 1},
-            })
+            known.append(
+                {
+                    "range": chunks,
+                    "url": f"{hub_url}{CAS_PREFIX}/xorbs/{term['hash']}?signature={self._signature}",
+                    # The last byte is included here, unlike in the ranges of chunks.
+                    "url_range": {"start": offsets[chunks["start"]], "end": offsets[chunks["end"]] - 1},
+                }
+            )
         return answer
 
     # ---- storage
@@ -312,7 +317,9 @@ class XetStorage:
                 for term in file["terms"]:
                     if term["hash"] not in loaded:
                         xorb = self._xorb_path(term["hash"]).read_bytes()
-                        loaded = {term["hash"]: (xorb, chunk_offsets(xorb))}  # One at a time: up to 64 MB each.
+                        loaded = {
+                            term["hash"]: (xorb, chunk_offsets(xorb))
+                        }  # One at a time: up to 64 MB each.
                     xorb, offsets = loaded[term["hash"]]
                     chunks, length = term["range"], 0
                     if chunks["end"] >= len(offsets):
@@ -337,5 +344,3 @@ class XetStorage:
     def _register(self, file: dict[str, Any]) -> None:
         self.files[file["hash"]] = file
         self.store.xet_hashes[file["sha256"]] = file["hash"]
-
-
