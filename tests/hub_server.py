@@ -333,9 +333,7 @@ class HubApplication:
         """Delete a repository."""
         body = await call.json()
         namespace = body.get("organization") or (call.user.name if call.user else "")
-        repository = self.store.find(
-            call.user, body.get("type") or "model", f"{namespace}/{body.get('name')}"
-        )
+        repository = self.store.find(call.user, body.get("type") or "model", f"{namespace}/{body.get('name')}")
         self.store.require_write(call.user, repository)
         self.store.delete(repository)
         return PlainTextResponse("OK")
@@ -562,9 +560,7 @@ class HubApplication:
             self.store.save(repository)
         return PlainTextResponse("OK")
 
-    def _describer(
-        self, repository: Repository, commit: Commit, expand: bool
-    ) -> Callable[[str], dict[str, Any]]:
+    def _describer(self, repository: Repository, commit: Commit, expand: bool) -> Callable[[str], dict[str, Any]]:
         """Return a function that describes a file or folder as the tree API does."""
 
         def describe(path: str) -> dict[str, Any]:
@@ -620,9 +616,7 @@ class HubApplication:
         try:
             yaml.safe_load(found[1])
         except yaml.YAMLError as error:
-            return JSONResponse(
-                {"errors": [{"message": f"YAML Metadata Error: {error}"}], "warnings": []}, 400
-            )
+            return JSONResponse({"errors": [{"message": f"YAML Metadata Error: {error}"}], "warnings": []}, 400)
         return JSONResponse({"errors": [], "warnings": []})
 
     @route("POST", _API + "/preupload/(?P<revision>[^/]+)")
@@ -658,9 +652,7 @@ class HubApplication:
                 upload: dict[str, Any] = {"href": f"{self.url}/_lfs/{oid}"}
                 if "multipart" in body.get("transfers", []) and size > self.multipart_over:
                     count = -(-size // self.multipart_over)
-                    parts = {
-                        str(number): f"{self.url}/_lfs/{oid}?part={number}" for number in range(1, count + 1)
-                    }
+                    parts = {str(number): f"{self.url}/_lfs/{oid}?part={number}" for number in range(1, count + 1)}
                     upload = {
                         "href": f"{self.url}/_lfs/{oid}/complete",
                         "header": {"chunk_size": str(self.multipart_over)} | parts,
@@ -739,9 +731,7 @@ class HubApplication:
         repository, create_pr = call.repository, call.flag("create_pr")
         self.store.require_proposal(call.user, repository, call.revision, create_pr)
         try:
-            operations = [
-                json.loads(line) for line in (await call.request.body()).splitlines() if line.strip()
-            ]
+            operations = [json.loads(line) for line in (await call.request.body()).splitlines() if line.strip()]
         except ValueError as error:
             raise HubError(400, "Invalid JSON") from error
         commit, pull_request = await run_in_threadpool(
@@ -802,8 +792,7 @@ class HubApplication:
             if wanted_kind in (None, item.is_pull_request)
             and query.get("author") in (None, item.author)
             and (
-                query.get("status", "all") == "all"
-                or (query["status"] == "open") == (item.status in ("open", "draft"))
+                query.get("status", "all") == "all" or (query["status"] == "open") == (item.status in ("open", "draft"))
             )
         ]
         start = int(query.get("p", 0)) * 50
@@ -1029,9 +1018,7 @@ class HubServer:
         """Content of a file of a repository, regardless of rights."""
         return self.store.read_file(self.repository(repository_type, repository_id), path, revision)
 
-    def upload(
-        self, repository_type: str, repository_id: str, files: dict[str, bytes], private: bool = False
-    ) -> str:
+    def upload(self, repository_type: str, repository_id: str, files: dict[str, bytes], private: bool = False) -> str:
         """Put files into a repository, which is made if missing, regardless of rights.
 
         Args:

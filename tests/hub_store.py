@@ -340,9 +340,7 @@ class Store:
         if not self.can_write(user, repository.namespace):
             raise HubError(403, "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
 
-    def require_proposal(
-        self, user: User | None, repository: Repository, revision: str, create_pr: bool
-    ) -> None:
+    def require_proposal(self, user: User | None, repository: Repository, revision: str, create_pr: bool) -> None:
         """Raise unless the user may commit to the revision, or propose the commit as a pull request.
 
         Anyone with a write token may open a pull request, and go on committing to their own one.
@@ -394,20 +392,14 @@ class Store:
         if user is None:
             raise HubError(401, "Invalid username or password.")
         namespace = namespace or user.name
-        if (
-            repository_type not in REPOSITORY_TYPES
-            or not _NAME.fullmatch(namespace)
-            or not _NAME.fullmatch(name)
-        ):
+        if repository_type not in REPOSITORY_TYPES or not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
             raise HubError(400, f"Invalid repository type or name: {repository_type} {namespace}/{name}")
         if not self.can_write(user, namespace):
             raise HubError(
                 403,
                 f'You don\'t have the rights to create a {repository_type} under the namespace "{namespace}"',
             )
-        repository = Repository(
-            repository_type, f"{namespace}/{name}", private, sdk=sdk, created_at=utc_now()
-        )
+        repository = Repository(repository_type, f"{namespace}/{name}", private, sdk=sdk, created_at=utc_now())
         with self._lock:
             if (repository_type, repository.id) in self.repositories:
                 message = f"You already created this {repository_type} repo: {repository.id}"
@@ -482,9 +474,7 @@ class Store:
             if self.repositories.get((repository.type, repository.id)) is not repository:
                 raise HubError(404, "Repository not found", "RepoNotFound")  # Deleted while we waited.
             revision = revision.removeprefix("refs/heads/")
-            references = (
-                repository.pull_requests if revision in repository.pull_requests else repository.branches
-            )
+            references = repository.pull_requests if revision in repository.pull_requests else repository.branches
             base = repository.commit_at(revision)
             if revision not in references:
                 raise HubError(400, "Commits can only be made on a branch")
@@ -503,9 +493,7 @@ class Store:
             references[revision] = commit.sha
             if references is repository.pull_requests:
                 number = int(revision.rsplit("/", 1)[1])
-                repository.discussion(number).add_event(
-                    "commit", user.name, {"subject": title, "oid": commit.sha}
-                )
+                repository.discussion(number).add_event("commit", user.name, {"subject": title, "oid": commit.sha})
             self.save(repository)
         return commit, pull_request
 
@@ -530,9 +518,7 @@ class Store:
                 "draft" if is_pull_request else "open",
                 base.sha if is_pull_request else None,
             )
-            discussion.add_event(
-                "comment", user.name, {"edited": False, "hidden": False, "latest": {"raw": text}}
-            )
+            discussion.add_event("comment", user.name, {"edited": False, "hidden": False, "latest": {"raw": text}})
             repository.discussions.append(discussion)
             if is_pull_request:
                 repository.pull_requests[discussion.reference] = base.sha
@@ -570,11 +556,7 @@ class Store:
         if key == "file":
             try:
                 encoded = value.get("encoding") == "base64"
-                data = (
-                    base64.b64decode(value["content"], validate=True)
-                    if encoded
-                    else value["content"].encode()
-                )
+                data = base64.b64decode(value["content"], validate=True) if encoded else value["content"].encode()
             except binascii.Error as error:
                 raise HubError(400, f"Invalid base64 content: {path}") from error
             files[path] = self._small_file(data)

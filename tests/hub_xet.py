@@ -165,9 +165,7 @@ def parse_shard(shard: bytes) -> list[dict[str, Any]]:
         for _ in range(count):
             xorb, _flags, length, start, end = struct.unpack_from("<32s4I", shard, position)
             position += _RECORD
-            terms.append(
-                {"hash": hash_to_text(xorb), "unpacked_length": length, "range": {"start": start, "end": end}}
-            )
+            terms.append({"hash": hash_to_text(xorb), "unpacked_length": length, "range": {"start": start, "end": end}})
         if flags & _WITH_VERIFICATION:
             position += _RECORD * count
         sha256 = None
@@ -317,9 +315,7 @@ class XetStorage:
                 for term in file["terms"]:
                     if term["hash"] not in loaded:
                         xorb = self._xorb_path(term["hash"]).read_bytes()
-                        loaded = {
-                            term["hash"]: (xorb, chunk_offsets(xorb))
-                        }  # One at a time: up to 64 MB each.
+                        loaded = {term["hash"]: (xorb, chunk_offsets(xorb))}  # One at a time: up to 64 MB each.
                     xorb, offsets = loaded[term["hash"]]
                     chunks, length = term["range"], 0
                     if chunks["end"] >= len(offsets):

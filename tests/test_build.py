@@ -210,15 +210,17 @@ def test_verify_prints_the_first_difference(built: Path, tmp_path: Path) -> None
 
     assert "does not replay: turn" in str(_check_episode(lied)[1])
     assert "seed is 5, expected" in str(_check_episode(to_row(replace(trajectory, seed=5)))[1])
+    assert "end_reason is 'bored', known are goal, turn_limit, left_sub_maze" in str(
+        _check_episode(to_row(replace(trajectory, end_reason="bored")))[1]
+    )
     assert "was played under version 0.1" in str(_check_episode(to_row(replace(trajectory, task_version="0.1")))[1])
     shard = built / "episodes/validation-00000-of-00001.parquet"
     copy = tmp_path / "copy"
     for name, data in contents(built).items():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_bytes(data)
-    (copy / shard.relative_to(built)).write_bytes(
-        rows_with({"success": not trajectory.success}).joinpath("train.parquet").read_bytes()
-    )
+    changed = rows_with({"success": not trajectory.success}) / "train.parquet"
+    (copy / shard.relative_to(built)).write_bytes(changed.read_bytes())
     assert "is not the file that was built" in str(verify(str(copy)).problem)
     stats = copy / "episodes/stats.json"
     old, new = (file_sha256(root / shard.relative_to(built)) for root in (built, copy))

@@ -136,9 +136,7 @@ def repository_flow() -> dict[str, Any]:
         "files": sum(item.path.startswith("pages/") and item.path != "pages" for item in items),
         "last commit": {item.path: item.last_commit.title for item in items}["pages/07.txt"],
         "new commits": len(alice.list_repo_commits(**maze)) - before,
-        "paths info": [
-            item.path for item in alice.get_paths_info(**maze, paths=["pages", "notes.txt", "no"])
-        ],
+        "paths info": [item.path for item in alice.get_paths_info(**maze, paths=["pages", "notes.txt", "no"])],
     }
     deletion = [CommitOperationDelete("pages/", is_folder=True)]
     alice.create_commit(**maze, operations=deletion, commit_message="no pages")
@@ -150,9 +148,7 @@ def repository_flow() -> dict[str, Any]:
         name: [
             outcome(lambda api=api: api.model_info("alice/secret")),
             outcome(
-                lambda api=api: api.upload_file(
-                    path_or_fileobj=b"mine", path_in_repo="b.txt", repo_id="alice/secret"
-                )
+                lambda api=api: api.upload_file(path_or_fileobj=b"mine", path_in_repo="b.txt", repo_id="alice/secret")
             ),
         ]
         for name, api in (
@@ -210,9 +206,7 @@ def repository_flow() -> dict[str, Any]:
         free = list(pool.map(lambda n: outcome(lambda: add(alice, f"t{n}.txt", b"%d" % n)), range(4)))
         parent = alice.dataset_info("lmrl/maze").sha
         bound = list(
-            pool.map(
-                lambda n: outcome(lambda: add(alice, f"u{n}.txt", b"%d" % n, parent_commit=parent)), range(4)
-            )
+            pool.map(lambda n: outcome(lambda: add(alice, f"u{n}.txt", b"%d" % n, parent_commit=parent)), range(4))
         )
     seen["concurrent"] = [free, sorted(bound)]
     return seen
@@ -246,9 +240,7 @@ def transfer_flow() -> dict[str, Any]:
         (folder / "mixed.bin").write_bytes(content)
         control(clear_log=True)
         seen[f"commit {name}"] = api.upload_folder(**repo, folder_path=str(folder)).oid
-        seen[f"uploads {name}"] = [
-            entry["path"].split("/")[2] for entry in sent("") if entry["path"][:2] == "/_"
-        ]
+        seen[f"uploads {name}"] = [entry["path"].split("/")[2] for entry in sent("") if entry["path"][:2] == "/_"]
     control(faults=[{"match": "^GET /_xet/xorbs/", "cut": 1000}], clear_log=True)
     for name in ("v1", "v2"):
         path = snapshot_download(**repo, revision=seen[f"commit {name}"], allow_patterns="*.bin")
@@ -286,9 +278,7 @@ def datasets_flow() -> dict[str, Any]:
     from huggingface_hub import HfApi
 
     api = HfApi()
-    rows = [
-        {"messages": [{"role": "user", "content": f"go {i}"}], "rewards": [0.0, float(i)]} for i in range(20)
-    ]
+    rows = [{"messages": [{"role": "user", "content": f"go {i}"}], "rewards": [0.0, float(i)]} for i in range(20)]
     splits = DatasetDict(train=Dataset.from_list(rows[:15]), test=Dataset.from_list(rows[15:]))
     pushed = splits.push_to_hub("lmrl/pushed")
     loaded = load_dataset("lmrl/pushed")
@@ -301,9 +291,7 @@ def datasets_flow() -> dict[str, Any]:
     }
 
     folder = Path("folder")
-    card = (
-        "---\nconfigs:\n- config_name: all\n  data_files:\n  - split: train\n    path: data/*.parquet\n---\n"
-    )
+    card = "---\nconfigs:\n- config_name: all\n  data_files:\n  - split: train\n    path: data/*.parquet\n---\n"
     shas = []
     for count in (3, 7):
         Dataset.from_list(rows[:count]).to_parquet(folder / "data" / "train.parquet")
@@ -320,9 +308,7 @@ def datasets_flow() -> dict[str, Any]:
 
     for name in ("lmrl/closed", "lmrl/guarded"):
         api.create_repo(name, repo_type="dataset", private=name == "lmrl/closed")
-        api.upload_file(
-            path_or_fileobj=b'{"n": 1}', path_in_repo="a.jsonl", repo_id=name, repo_type="dataset"
-        )
+        api.upload_file(path_or_fileobj=b'{"n": 1}', path_in_repo="a.jsonl", repo_id=name, repo_type="dataset")
     seen["unknown revision"] = outcome(lambda: load_dataset("lmrl/maze-v", revision="v9"))
     seen["private"] = [
         outcome(lambda token=token: load_dataset("lmrl/closed", token=token))
@@ -330,8 +316,7 @@ def datasets_flow() -> dict[str, Any]:
     ]
     api.update_repo_settings("lmrl/guarded", repo_type="dataset", gated="manual")
     seen["gated"] = [
-        outcome(lambda token=token: load_dataset("lmrl/guarded", token=token))
-        for token in ("hf_bob", "hf_alice")
+        outcome(lambda token=token: load_dataset("lmrl/guarded", token=token)) for token in ("hf_bob", "hf_alice")
     ]
     return seen
 
@@ -365,9 +350,7 @@ def models_flow() -> dict[str, Any]:
         "files": sorted(api.list_repo_files("alice/tiny")),
     }
     api.create_repo("alice/share", repo_type="space", space_sdk="static")
-    api.upload_file(
-        path_or_fileobj=METRIC.encode(), path_in_repo="share.py", repo_id="alice/share", repo_type="space"
-    )
+    api.upload_file(path_or_fileobj=METRIC.encode(), path_in_repo="share.py", repo_id="alice/share", repo_type="space")
     seen["metric"] = evaluate.load("alice/share").compute(predictions=[1, 2, 3, 4], references=[1, 2, 3, 0])
     return seen
 
@@ -618,16 +601,12 @@ def test_datasets(library_hub: HubServer, flows: dict[str, Future[dict[str, Any]
         "gated": [["DatasetNotFoundError", None], ["ok"]],
     }
     parquet = (
-        library_hub.repository("dataset", "lmrl/pushed")
-        .commit_at("main")
-        .files["data/train-00000-of-00001.parquet"]
+        library_hub.repository("dataset", "lmrl/pushed").commit_at("main").files["data/train-00000-of-00001.parquet"]
     )
     assert (parquet.sha256 in library_hub.store.xet_hashes) == (mode == "xet")
 
 
-def test_models_and_metrics(
-    library_hub: HubServer, flows: dict[str, Future[dict[str, Any]]], mode: str
-) -> None:
+def test_models_and_metrics(library_hub: HubServer, flows: dict[str, Future[dict[str, Any]]], mode: str) -> None:
     seen = flows["models"].result()
     assert seen["equal"] is True
     assert seen["tokens"] == [1, 2, 0]
@@ -660,9 +639,7 @@ def test_state_survives_a_restart(
 # ---- without clients
 
 
-def fetch(
-    url: str, method: str = "GET", token: str | None = None, **headers: str
-) -> tuple[int, bytes, dict[str, str]]:
+def fetch(url: str, method: str = "GET", token: str | None = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
     """Send one request; return status, body and headers (lower case)."""
     if token:
         headers["Authorization"] = f"Bearer {token}"
