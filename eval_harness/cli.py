@@ -1,0 +1,123 @@
+"""`lmrl eval`, which plays and logs, and `lmrl report`, which sets logs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+eval_app = typer.Typer(add_completion=False)
+report_app = typer.Typer(add_completion=False)
+
+
+@eval_app.command(
+    name="eval", epilog="Example: lmrl eval --model scripted:optimal --task maze --episodes 100 --output runs/optimal"
+)
+def evaluate(
+    model: Annotated[str, typer.Option(help="scripted:POLICY, a folder, or a repository, also as NAME@REVISION.")],
+    task: Annotated[str, typer.Option(help="Task id; `lmrl tasks` lists them.")],
+    episodes: Annotated[int | None, typer.Option(help="How many; the task's number by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Other random numbers for the policy on the same episodes.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the log; runs/<task>/<model>-seed<seed> by default.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample among the k most likely tokens; 0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample among the tokens that hold this probability; 1 is all.")] = 1.0,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Token budget of an action, if not the task's.")] = None,
+    rendering: Annotated[str | None, typer.Option(help="plain or chat; what the model was trained with.")] = None,
+    batch: Annotated[int, typer.Option(help="Most episodes at the same time.")] = 32,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
+    split: Annotated[str, typer.Option(help="Split of the episodes' seeds.")] = "test",
+    starts_from: Annotated[
+        str | None, typer.Option(help="Dataset that gives the episodes (configuration `tasks`), such as lmrl/maze@v1.")
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Option of the environment, as NAME=VALUE.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew; an old log is moved aside.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Write report.html into the folder.")] = False,
+    push_results: Annotated[bool, typer.Option("--push-results", help="Put the scores beside the model.")] = False,
+    results_repo: Annotated[
+        str | None, typer.Option(help="Repository to push the scores to; the model's by default.")
+    ] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Push the scores as a pull request.")] = False,
+) -> None:
+    """Measure a model on a task. Stopped at any moment, the same command goes on where it was."""
+    from rich.console import Console
+
+    from env_servers.cli import parse_options
+    from eval_harness.report import to_table, write_html
+    from eval_harness.run import run
+
+    target = _results_target(model, results_repo) if push_results else None
+    folder, scored = run(
+        task,
+        model,
+        episodes=episodes,
+        split=split,
+        starts_from=starts_from,
+        env_kwargs=parse_options(option),
+        seed=seed,
+        batch=batch,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        rendering=rendering,
+        dtype=dtype,
+        device=device,
+        output=output,
+        overwrite=overwrite,
+    )
+    Console().print(to_table([scored]))
+    typer.echo(f"log: {folder}")
+    if report:
+        write_html([scored], folder / "report.html")
+        typer.echo(f"report: {folder / 'report.html'}")
+    if target is not None:
+        from eval_harness.results import push_results as push
+
+        done = push(scored, target, create_pr=create_pr)
+        where = done.pull_request or f"{done.repo_id}@{done.revision}"
+        typer.echo(f"{'pushed results:' if done.changed else 'already there, nothing changed:'} {where}")
+
+
+def _results_target(model: str, results_repo: str | None) -> str:
+    """Where the scores go, told before anything is played."""
+    from eval_harness.models import parse_model
+
+    if results_repo is not None:
+        return results_repo
+    ref = parse_model(model)
+    if ref.scripted or Path(ref.source).is_dir():
+        raise ValueError(f"model {model!r} is not on the Hub; name a repository for its results with --results-repo")
+    return ref.source
+
+
+@report_app.command(
+    name="report",
+    epilog="Example: lmrl report runs/maze/* --html report.html --markdown results.md",
+)
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders that `lmrl eval` wrote.", metavar="RUN")],
+    html: Annotated[Path | None, typer.Option(help="Write a page with figures and every transcript.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the numbers as JSON.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables as Markdown.")] = None,
+    replay: Annotated[bool, typer.Option("--replay", help="First play all episodes again, to check.")] = False,
+) -> None:
+    """Score logs again, without their models, and set them side by side."""
+    from rich.console import Console
+
+    from eval_harness.report import to_json, to_markdown, to_table, write_html
+    from eval_harness.score import score
+
+    scored = [score(folder, replay=replay) for folder in dict.fromkeys(runs)]
+    Console().print(to_table(scored))
+    for path, render in ((json, to_json), (markdown, to_markdown)):
+        if path is not None:
+            path.write_text(render(scored), encoding="utf-8")
+            typer.echo(f"wrote {path}")
+    if html is not None:
+        write_html(scored, html)
+        typer.echo(f"wrote {html}")

@@ -1,0 +1,429 @@
+"""The log of one evaluation run: a folder that can lose its process at any moment, and goes on where it was.
+
+    header.json      what was asked for: task, model, seed, starts, settings; written before the first episode
+    episodes.jsonl   one line per finished episode: the row of `hub_datasets.rows`, `actions`, and a checksum
+    timing.jsonl     wall-clock seconds, apart from the episodes so that equal runs have equal episode files
+    results.json     the scores, once the run is complete (`eval_harness.run`)
+
+A line is handed to the operating system as its episode ends, so killing the process loses none; it is forced to
+the disk at least once a second, so a power cut loses a second. A line that was torn in writing fails its checksum,
+is dropped when the log is opened, and its episode is played again. When the run is complete the lines are sorted
+by episode. So the finished file is the same, byte for byte, whether or not the run was interrupted.
+
+The episodes are a dataset: `read_rows` gives what can be published, `read_episodes` what can be trained on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from env_servers.play import Played, Start
+from env_servers.trajectory import Trajectory
+from hub_datasets.rows import EPISODE_FEATURES, from_row, to_row, to_start_row
+
+FORMAT = 1
+HEADER, EPISODES, TIMING, RESULTS, LOCK = "header.json", "episodes.jsonl", "timing.jsonl", "results.json", ".lock"
+UNFINISHED = ".new"  # a file that is written beside and then renamed
+SYNC_SECONDS = 1.0
+_MARK, _END = b',"checksum":"', b'"}\n'
+_TAIL = len(_MARK) + 8 + len(_END)
+
+Key = tuple[str, int]  # split and index: names an episode within a run
+
+
+class LoggedAction(NamedTuple):
+    """What the log keeps of an action besides its text.
+
+    Attributes:
+        legal: Whether the task understood and allowed it.
+        tokens: Number of sampled tokens, the terminator included; None for a scripted policy.
+        finish_reason: `stop`, `length` (the token budget cut the action), or None for a scripted policy.
+    """
+
+    legal: bool
+    tokens: int | None
+    finish_reason: str | None
+
+
+class Logged(NamedTuple):
+    """An episode read back; one action per turn."""
+
+    trajectory: Trajectory
+    actions: tuple[LoggedAction, ...]
+
+
+@dataclass(frozen=True)
+class Header:
+    """All that decides what a run's episodes are, and when and with what it was made.
+
+    Attributes:
+        task: Task id.
+        task_version: Version of the task's rules and texts.
+        env_kwargs: Options of the environment that hold for all episodes.
+        model: Identity of the model, `models.Loaded.identity`.
+        split: Split of the episodes' seeds.
+        episodes: How many are to be played.
+        seed: The run's seed: other random numbers for the policy on the same episodes.
+        batch: Most episodes at the same time.
+        starts: SHA-256 of all starts.
+        starts_from: Dataset that the starts come from, with its commit; None where the task itself gives them.
+        versions: Of lmrl, python and, for a language model, torch and transformers.
+        created: When the run began, ISO 8601, UTC.
+    """
+
+    task: str
+    task_version: str
+    env_kwargs: Mapping[str, Any]
+    model: Mapping[str, Any]
+    split: str
+    episodes: int
+    seed: int
+    batch: int
+    starts: str
+    starts_from: Mapping[str, Any] | None
+    versions: Mapping[str, str]
+    created: str
+
+
+class Conflict(NamedTuple):
+    """A setting in which a log and a new run differ."""
+
+    setting: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.old!r} in the log, {self.new!r} now"
+
+
+def conflicts(old: Header, new: Header) -> list[Conflict]:
+    """The settings that keep a log from being continued, in the header's order.
+
+    When a run began does not matter, nor do the versions of the libraries, which change no more than the last
+    digits; ours does. The batch matters only to a language model, whose arithmetic depends on it.
+    """
+    ignored = {"created", "versions.python", "versions.torch", "versions.transformers"}
+    if new.model.get("kind") == "scripted":
+        ignored.add("batch")
+    before, after = _flat(asdict(old)), _flat(asdict(new))
+    names = [*before, *(name for name in after if name not in before)]
+    differing = (Conflict(name, before.get(name), after.get(name)) for name in names if name not in ignored)
+    return [conflict for conflict in differing if conflict.old != conflict.new]
+
+
+def hash_starts(task: str, task_version: str, starts: Iterable[Start]) -> str:
+    """SHA-256 of the starts: equal for two runs of the very same episodes."""
+    digest = hashlib.sha256()
+    for start in starts:
+        digest.update(json.dumps(to_start_row(task, task_version, start), sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file so that at any moment it is either the old or the whole new one."""
+    _replace(path, lambda file: file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode()))
+
+
+class RunLog:
+    """A log open for writing, by this process alone. A context manager.
+
+    Args:
+        folder: Made if it does not exist; with a log in it, the log is continued.
+        header: Of the run that is about to play.
+        overwrite: Move a log that is already there aside, and begin anew.
+
+    Attributes:
+        done: Episodes that the log holds, with their returns.
+        dropped: Bytes of a torn line that were taken off.
+
+    Raises:
+        ValueError: The folder holds something else, or the log of a run with other settings.
+        RuntimeError: Another process is writing this log.
+    """
+
+    def __init__(self, folder: Path, header: Header, *, overwrite: bool = False) -> None:
+        self.folder, self.header = folder, header
+        self.moved_to: Path | None = None
+        self.dropped = 0
+        self.done: dict[Key, float] = {}
+        _refuse_foreign(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._locks = [_lock(folder)]
+        try:
+            if overwrite and (folder / HEADER).exists():
+                self._move_aside()
+            end = self._read_done()
+            if self.done:
+                self._check(read_header(folder))
+            else:  # nothing was played, so there is nothing that other settings could spoil
+                write_json(folder / HEADER, {"format": FORMAT, **asdict(header)})
+            self._file = self._open_episodes(end)
+            self._timing = (folder / TIMING).open("a", encoding="utf-8")
+        except BaseException:
+            self._unlock()
+            raise
+        self._began = self._synced = time.monotonic()
+        self._note({"session": header.created, "versions": dict(header.versions), "episodes_before": len(self.done)})
+
+    def append(self, played: Played, legal: Sequence[bool]) -> None:
+        """Add a finished episode.
+
+        Args:
+            played: The episode and its actions.
+            legal: For each action, whether the task understood and allowed it.
+        """
+        trajectory, actions = played
+        key = (trajectory.split, trajectory.index)
+        assert key not in self.done, "an episode is played once"
+        assert len(legal) == trajectory.num_turns and legal.count(False) == trajectory.num_invalid
+        logged = [
+            LoggedAction(ok, None if action.token_ids is None else len(action.token_ids), action.finish_reason)
+            for ok, action in zip(legal, actions, strict=True)
+        ]
+        self._file.write(encode_line({**to_row(trajectory), "actions": [action._asdict() for action in logged]}))
+        self._file.flush()
+        self.done[key] = trajectory.episode_return
+        self._note({"split": key[0], "index": key[1], "seconds": round(time.monotonic() - self._began, 3)})
+        if time.monotonic() - self._synced >= SYNC_SECONDS:
+            self._sync()
+
+    def complete(self) -> None:
+        """Put the lines in the order of the episodes, atomically. To be called once all are played."""
+        self._sync()
+        path = self.folder / EPISODES
+        lines = [(_key(line.record), line.start, line.end) for line in _lines(path)]
+        if lines == sorted(lines):
+            return
+
+        def copy_sorted(out: IO[bytes]) -> None:
+            with path.open("rb") as source:
+                for _, start, end in sorted(lines):
+                    source.seek(start)
+                    out.write(source.read(end - start))
+
+        _replace(path, copy_sorted)
+        self._file.close()
+        self._file = path.open("ab")
+
+    def close(self) -> None:
+        """Bring all to the disk and let others open the log."""
+        try:
+            self._sync()
+            self._file.close()
+            self._timing.close()
+        finally:
+            self._unlock()
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _move_aside(self) -> None:
+        names = (self.folder.with_name(f"{self.folder.name}.old-{number}") for number in range(1, 1_000_000))
+        self.moved_to = next(name for name in names if not name.exists())
+        self.folder.rename(self.moved_to)
+        self.folder.mkdir()
+        self._locks.append(_lock(self.folder))
+
+    def _check(self, old: Header) -> None:
+        found = conflicts(old, self.header)
+        if found:
+            listed = "".join(f"\n  {conflict}" for conflict in found)
+            raise ValueError(
+                f"{self.folder} holds a run with other settings, so it cannot be continued:{listed}\n"
+                "use the old settings, choose another folder with --output, or give --overwrite, which moves the "
+                "old log aside"
+            )
+        self.header = old
+
+    def _read_done(self) -> int:
+        """Note the episodes that are there; where the last whole line ends."""
+        path, end = self.folder / EPISODES, 0
+        for line in _lines(path):
+            key = _key(line.record)
+            if key in self.done:
+                raise ValueError(f"{path}, line {line.number}: episode {key[0]} {key[1]} is there twice; delete one")
+            self.done[key], end = line.record["episode_return"], line.end
+        return end
+
+    def _open_episodes(self, end: int) -> IO[bytes]:
+        file = (self.folder / EPISODES).open("ab")
+        self.dropped = file.tell() - end
+        if self.dropped:
+            file.truncate(end)
+        return file
+
+    def _note(self, record: Mapping[str, Any]) -> None:
+        self._timing.write(json.dumps(record) + "\n")
+        self._timing.flush()
+
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+    def _unlock(self) -> None:
+        for lock in self._locks:
+            os.close(lock)
+
+
+# Reading -----------------------------------------------------------------------------------------------------------
+def read_header(folder: Path) -> Header:
+    """The header of a run.
+
+    Raises:
+        FileNotFoundError: The folder holds no run.
+        ValueError: The header is of another format.
+    """
+    path = folder / HEADER
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no run: there is no {HEADER}; give a folder that `lmrl eval` wrote")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    names = [field.name for field in fields(Header)]
+    if record.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {record.get('format')!r}; this version of lmrl reads format {FORMAT}")
+    if missing := [name for name in names if name not in record]:
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}")
+    return Header(**{name: record[name] for name in names})
+
+
+def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """The episodes as rows with exactly the columns of `hub_datasets.rows.EPISODE_FEATURES`, one at a time."""
+    for line in _lines(folder / EPISODES):
+        yield {column: line.record[column] for column in EPISODE_FEATURES}
+
+
+def read_episodes(folder: Path) -> Iterator[Logged]:
+    """The episodes in the file's order, one at a time; a torn last line is left out.
+
+    Raises:
+        ValueError: A line before the last is damaged.
+    """
+    for line in _lines(folder / EPISODES):
+        yield Logged(from_row(line.record), tuple(LoggedAction(**action) for action in line.record["actions"]))
+
+
+def encode_line(record: Mapping[str, Any]) -> bytes:
+    """A record as a line of JSON that ends in the CRC-32 of what precedes.
+
+    ASCII alone: so no text of a model, not even half a surrogate pair, can break a line or its encoding.
+    """
+    body = json.dumps(record, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return body[:-1] + _MARK + b"%08x" % zlib.crc32(body) + _END
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """The inverse of `encode_line`, without the checksum; None for a line that is damaged or not whole."""
+    body = line[:-_TAIL] + b"}"
+    if line[-_TAIL:] != _MARK + b"%08x" % zlib.crc32(body) + _END:
+        return None
+    record: dict[str, Any] = json.loads(body)
+    return record
+
+
+class _Line(NamedTuple):
+    number: int
+    start: int
+    end: int
+    record: dict[str, Any]
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    """The whole lines; bad ones are fine at the end, where writing stopped, and damage anywhere else."""
+    if not path.exists():
+        return
+    end, bad = 0, 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            start, end = end, end + len(line)
+            record = decode_line(line)
+            if record is None:
+                bad = bad or number
+            elif bad:
+                raise ValueError(
+                    f"{path}, line {bad} is damaged, and it is not the last one, so no interrupted run left it; "
+                    "restore the file, or delete the line to have its episode played again"
+                )
+            else:
+                yield _Line(number, start, end, record)
+
+
+# Files and locks ---------------------------------------------------------------------------------------------------
+def _key(record: Mapping[str, Any]) -> Key:
+    return record["split"], record["index"]
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted names. JSON values: a tuple equals the list that it is read back as."""
+    flat: dict[str, Any] = {}
+    for name, item in value.items():
+        if isinstance(item, Mapping) and item:
+            flat.update(_flat(item, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = json.loads(json.dumps(item))
+    return flat
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """A folder with other things in it is never written to, and never moved aside."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; choose another folder with --output")
+    if folder.is_dir() and not (folder / HEADER).exists():
+        others = sorted(p.name for p in folder.iterdir() if p.name not in {LOCK, HEADER + UNFINISHED, HEADER})
+        if others:
+            raise ValueError(
+                f"{folder} holds no run but other files ({', '.join(others[:3])}{', ...' if others[3:] else ''}); "
+                "choose a new or empty folder with --output"
+            )
+
+
+def _lock(folder: Path) -> int:
+    """The descriptor of the locked lock file; the kernel unlocks it when the process ends, however it ends."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between opening and locking, the folder may have been moved aside by its former owner.
+        same = (folder / LOCK).exists() and os.path.samestat(os.fstat(descriptor), os.stat(folder / LOCK))
+    except BlockingIOError:
+        same = False
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if not same:
+        owner = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise RuntimeError(
+            f"{folder} is being written by another process (id {owner}); wait until it ends, or choose another "
+            "folder with --output"
+        )
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file beside, bring it to the disk, and rename it over the old one."""
+    beside = path.with_name(path.name + UNFINISHED)
+    with beside.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,115 @@
+"""A run's log to its scores, without the model: at the end of a run, and again whenever somebody asks.
+
+Scores are those of `env_servers.scores`, never clipped. What is in the log is all that is needed, so a run that is
+still going can be scored too; with `replay`, every episode's actions are played again in the environment first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from env_servers.play import replay as replay_episode
+from env_servers.scores import EpisodeScore, Normalisation, Summary, normalize, summarize
+from env_servers.tasks import load_task
+from env_servers.trajectory import Trajectory
+from eval_harness.log import Header, read_episodes, read_header
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """The numbers of one run.
+
+    Attributes:
+        folder: Where its log is.
+        header: What was played.
+        summary: Return, success, length, invalid actions.
+        normalized: The mean return on each of the task's scales (0, 50, 100), by the scale's name.
+        end_reasons: How many episodes ended for which reason, the most frequent first.
+        cut_actions: How many actions the token budget cut short.
+    """
+
+    folder: Path
+    header: Header
+    summary: Summary
+    normalized: Mapping[str, float]
+    end_reasons: Mapping[str, int]
+    cut_actions: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether all episodes that were asked for are in the log."""
+        return self.summary.episodes == self.header.episodes
+
+
+def score(folder: str | Path, *, replay: bool = False) -> ScoredRun:
+    """Score the run in a folder, complete or not.
+
+    Args:
+        folder: What `lmrl eval` wrote.
+        replay: Play every episode's actions again first; all observations, rewards and ends must be the same.
+
+    Raises:
+        FileNotFoundError: The folder holds no run.
+        ValueError: The log is damaged, holds no finished episode yet, or an episode does not replay.
+    """
+    folder = Path(folder)
+    header = read_header(folder)
+    scores, seen = list[EpisodeScore](), set[str]()
+    ends, cut = Counter[str](), 0
+    for trajectory, actions in read_episodes(folder):
+        if trajectory.episode_id in seen:
+            raise ValueError(f"{folder}: episode {trajectory.episode_id} is in the log twice")
+        seen.add(trajectory.episode_id)
+        if replay:
+            _check_replay(folder, trajectory)
+        scores.append(
+            EpisodeScore(trajectory.episode_return, trajectory.success, trajectory.num_turns, trajectory.num_invalid)
+        )
+        ends[trajectory.end_reason] += 1
+        cut += sum(action.finish_reason == "length" for action in actions)
+    if not scores:
+        raise ValueError(
+            f"{folder} holds no finished episode yet, so there is nothing to score; run the same `lmrl eval` command "
+            "again to play them"
+        )
+    summary = summarize(scores)
+    normalized = normalize_all(summary.mean_return, load_task(header.task).spec.normalisations)
+    return ScoredRun(folder, header, summary, normalized, dict(ends.most_common()), cut)
+
+
+def normalize_all(mean_return: float, scales: Mapping[str, Normalisation]) -> dict[str, float]:
+    """A mean return on each scale, by the scale's name."""
+    return {name: normalize(mean_return, scale) for name, scale in scales.items()}
+
+
+def to_record(run: ScoredRun) -> dict[str, Any]:
+    """A run's numbers as JSON values; what is undefined (the interval of one episode) is None."""
+    return {
+        "episodes": run.summary.episodes,
+        "complete": run.complete,
+        "summary": {name: _json_value(value) for name, value in run.summary._asdict().items()},
+        "normalized": {name: _json_value(value) for name, value in run.normalized.items()},
+        "end_reasons": dict(run.end_reasons),
+        "cut_actions": run.cut_actions,
+        "header": asdict(run.header),
+    }
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_json_value(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _check_replay(folder: Path, trajectory: Trajectory) -> None:
+    difference = replay_episode(trajectory)
+    if difference is not None:
+        raise ValueError(
+            f"{folder}: episode {trajectory.episode_id} does not replay: {difference}; the log was edited, or it was "
+            "played with another version of the task"
+        )

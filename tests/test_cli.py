@@ -1,0 +1,112 @@
+"""The command line as a person meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from env_servers.cli import ROOMS, parse_options
+
+LMRL = str(Path(sys.executable).parent / "lmrl")
+COMMANDS = [
+    ["tasks"],
+    ["play"],
+    ["data", "build"],
+    ["data", "publish"],
+    ["data", "load"],
+    ["data", "verify"],
+    ["data", "card"],
+    ["train", "bc"],
+    ["eval"],
+    ["report"],
+    ["demo"],
+]
+
+
+def lmrl(*arguments: str, input: str | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([LMRL, *arguments], capture_output=True, text=True, input=input, cwd=cwd)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(command: list[str]) -> None:
+    done = lmrl(*command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Example:" in done.stdout and f"lmrl {' '.join(command)}" in done.stdout.replace("\n", " ")
+
+
+def test_help_names_every_command() -> None:
+    done = lmrl("--help")
+    for name in ["tasks", "play", *ROOMS]:
+        assert f"│ {name} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["evla"], "Did you mean 'eval'?"),
+        (["data", "biuld"], "Did you mean 'build'?"),
+        (["play", "mase"], "lmrl: unknown task 'mase'; did you mean 'maze'?"),
+        (["play", "maze", "--policy", "optimum"], "did you mean 'optimal'?"),
+        (["play", "maze", "--option", "start"], "is not of the form NAME=VALUE"),
+        (["data", "verify", "nowhere/at/all"], "is no folder and no repository"),
+        (["data", "build", "maze", "--train", "-1"], "lmrl: train is -1; at least 1 episode is needed"),
+        (["report", "no/such/run"], "lmrl: "),
+        (["eval", "--model", "scripted:optmal", "--task", "maze"], "did you mean 'optimal'?"),
+    ],
+)
+def test_mistakes_are_answered_with_one_message(arguments: list[str], words: str, tmp_path: Path) -> None:
+    done = lmrl(*arguments, cwd=tmp_path)
+    assert done.returncode != 0
+    assert words in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_tasks_lists_all_policies() -> None:
+    done = lmrl("tasks")
+    assert "maze_po" in done.stdout and "best_memory" in done.stdout
+
+
+def test_a_person_plays_the_maze() -> None:
+    done = lmrl("play", "maze", "--option", "start=[6,6]", "--seed", "1", input="move down\nup please\nmove down\n")
+    assert done.returncode == 0
+    assert "██████████████G" not in done.stdout and "G " in done.stdout and "@ " in done.stdout
+    assert "reward -4 (not an action)" in done.stdout
+    assert done.stdout.rstrip().endswith("return -5 in 3 actions, success (goal)")
+
+
+def test_leaving_in_the_middle_is_no_error() -> None:
+    done = lmrl("play", "maze", "--seed", "1", input="move up\n")
+    assert done.returncode == 0 and "left before the end" in done.stdout
+
+
+def test_watching_a_policy() -> None:
+    done = lmrl("play", "maze", "--policy", "optimal", "--option", "start=[1,1]")
+    assert "return -11 in 12 actions, success (goal)" in done.stdout
+
+
+def test_build_load_verify_card(tmp_path: Path) -> None:
+    built = lmrl("data", "build", "maze", "--train", "20", "--validation", "5", "--workers", "1", cwd=tmp_path)
+    assert built.returncode == 0, built.stderr
+    assert "the paper's (Table 1)" in built.stdout and "0.110" in built.stdout and "-19.70" in built.stdout
+    loaded = lmrl("data", "load", "data/maze", "--split", "validation", "--rows", "2", cwd=tmp_path)
+    assert loaded.stdout.count("Trajectory(maze-behavior-validation-") == 2
+    verified = lmrl("data", "verify", "data/maze", cwd=tmp_path)
+    assert "data/maze: 25 episodes replay exactly, 800 test starts are right" in verified.stdout
+    card = lmrl("data", "card", "data/maze", "--to", "me/maze", cwd=tmp_path)
+    assert 'load_dataset("me/maze"' in card.stdout
+    with (tmp_path / "data/maze/episodes/train-00000-of-00001.parquet").open("ab") as file:
+        file.write(b"x")
+    broken = lmrl("data", "verify", "data/maze", cwd=tmp_path)
+    assert broken.returncode == 1 and "is not the file that was built" in broken.stderr
+
+
+def test_options_are_json_where_they_can_be() -> None:
+    assert parse_options(["start=[1,2]", "maze=umaze", "n=3", "on=true"]) == {
+        "start": [1, 2],
+        "maze": "umaze",
+        "n": 3,
+        "on": True,
+    }
