@@ -32,10 +32,11 @@ class Start:
 
 
 class Played(NamedTuple):
-    """A finished episode and the actions as the policy gave them, tokens included; one per turn."""
+    """A finished episode, and for each turn the action as the policy gave it, tokens included, and its legality."""
 
     trajectory: Trajectory
     actions: tuple[Action, ...]
+    legal: tuple[bool, ...]
 
 
 def episode_starts(
@@ -121,7 +122,7 @@ class _Slot:
     rng: random.Random
     turns: list[Turn] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
-    num_invalid: int = 0
+    legal: list[bool] = field(default_factory=list)
     end: _End | None = None
 
     def __post_init__(self) -> None:
@@ -135,7 +136,7 @@ class _Slot:
         step: Step = self.env.step(action.text)
         self.turns.append(Turn(self.observation, action.text.removesuffix("\n"), step.reward))
         self.actions.append(action)
-        self.num_invalid += not step.legal
+        self.legal.append(step.legal)
         self.observation = step.observation
         if step.done:
             assert step.end_reason is not None, "a task ends an episode with Step.end, which has a reason"
@@ -160,11 +161,11 @@ class _Slot:
             truncated=not self.end.terminated,
             end_reason=self.end.reason,
             success=self.end.success,
-            num_invalid=self.num_invalid,
+            num_invalid=self.legal.count(False),
             behavior_policy=policy_name,
             info=self.env.info,
         )
-        return Played(trajectory, tuple(self.actions))
+        return Played(trajectory, tuple(self.actions), tuple(self.legal))
 
 
 class Difference(NamedTuple):

@@ -21,7 +21,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -174,20 +174,14 @@ class RunLog:
         self._began = self._synced = time.monotonic()
         self._note({"session": header.created, "versions": dict(header.versions), "episodes_before": len(self.done)})
 
-    def append(self, played: Played, legal: Sequence[bool]) -> None:
-        """Add a finished episode.
-
-        Args:
-            played: The episode and its actions.
-            legal: For each action, whether the task understood and allowed it.
-        """
-        trajectory, actions = played
+    def append(self, played: Played) -> None:
+        """Add a finished episode."""
+        trajectory = played.trajectory
         key = (trajectory.split, trajectory.index)
         assert key not in self.done, "an episode is played once"
-        assert len(legal) == trajectory.num_turns and legal.count(False) == trajectory.num_invalid
         logged = [
             LoggedAction(ok, None if action.token_ids is None else len(action.token_ids), action.finish_reason)
-            for ok, action in zip(legal, actions, strict=True)
+            for ok, action in zip(played.legal, played.actions, strict=True)
         ]
         self._file.write(encode_line({**to_row(trajectory), "actions": [action._asdict() for action in logged]}))
         self._file.flush()

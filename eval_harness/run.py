@@ -14,14 +14,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from env_servers.play import Played, Start, episode_starts, play
 from env_servers.policy import Policy
-from env_servers.task import Env, Step
 from env_servers.tasks import load_task, make_env
 from eval_harness.log import RESULTS, Header, RunLog, hash_starts, write_json
 from eval_harness.models import SCRIPTED, Decoding, load, parse_model
@@ -179,10 +178,9 @@ def default_folder(task: str, model: str, seed: int) -> Path:
 def _play_into(
     log: RunLog, task: str, policy: Policy, starts: Sequence[Start], seed: int, batch: int, console: Console | None
 ) -> None:
-    watch = _Watch()
-    episodes = play(task, policy, starts, slots=batch, run_seed=seed, env_maker=watch.make_env)
+    episodes = play(task, policy, starts, slots=batch, run_seed=seed)
     for played in _shown(episodes, log, console):
-        log.append(played, watch.legal_of(played))
+        log.append(played)
 
 
 def _shown(episodes: Iterator[Played], log: RunLog, console: Console | None) -> Iterator[Played]:
@@ -206,46 +204,6 @@ def _shown(episodes: Iterator[Played], log: RunLog, console: Console | None) -> 
             yield played
             count, total = count + 1, total + played.trajectory.episode_return
             bar.update(shown, completed=count, mean=f"{total / count:.3f}")
-
-
-class _Watch:
-    """Notes which actions were legal: `play` gives their number alone, and a report marks each one.
-
-    `play` closes an environment just before it yields that environment's episode.
-    """
-
-    def __init__(self) -> None:
-        self._closed: list[_WatchedEnv] = []
-
-    def make_env(self, task: str, env_kwargs: Mapping[str, Any]) -> Env:
-        return cast(Env, _WatchedEnv(make_env(task, env_kwargs), self._closed))
-
-    def legal_of(self, played: Played) -> list[bool]:
-        """For each action of the episode that `play` has just yielded, whether it was legal."""
-        env = self._closed[-1]
-        self._closed.clear()
-        assert len(env.legal) == played.trajectory.num_turns
-        return env.legal
-
-
-class _WatchedEnv:
-    """An environment that remembers what its steps said of the actions."""
-
-    def __init__(self, env: Env, closed: list[_WatchedEnv]) -> None:
-        self._env, self._closed = env, closed
-        self.legal: list[bool] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
-    def step(self, action: str) -> Step:
-        step = self._env.step(action)
-        self.legal.append(step.legal)
-        return step
-
-    def close(self) -> None:
-        self._env.close()
-        self._closed.append(self)
 
 
 def _starts(
