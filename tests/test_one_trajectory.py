@@ -20,6 +20,7 @@ EPISODES = {"train": 60, "validation": 10}
 def walk(folder: Path) -> Any:
     """The chain; every step reads only what the step before left behind."""
     import evaluate
+    from huggingface_hub import HfApi
 
     from env_servers.play import episode_starts, play, replay
     from env_servers.seeding import episode_seed
@@ -65,10 +66,14 @@ def walk(folder: Path) -> Any:
     episodes = [logged.trajectory for logged in read_episodes(folder / "run")]
     assert all(replay(trajectory) is None for trajectory in episodes)
     assert [t.index for t in episodes] == list(range(12))
-    metric = evaluate.load(str(Path(__file__).parent.parent / "eval_harness" / "lmrl_score"))
-    rows = [to_row(t) for t in episodes]
-    columns = ("episode_return", "success", "num_turns", "num_invalid")
-    scored = metric.compute(predictions=[{name: row[name] for name in columns} for row in rows], task="maze")
+    # The metric as a Space of the Hub, the way `evaluate` finds community metrics.
+    space = Path(__file__).parent.parent / "eval_harness" / "lmrl_score"
+    HfApi().create_repo("lmrl/lmrl_score", repo_type="space", space_sdk="gradio")
+    HfApi().upload_folder(
+        repo_id="lmrl/lmrl_score", repo_type="space", folder_path=space, ignore_patterns="__pycache__/*"
+    )
+    metric = evaluate.load("lmrl/lmrl_score")
+    scored = metric.compute(predictions=[to_row(t) for t in episodes], task="maze")
     pushed = push_results(result.scored, "lmrl/maze-bc")
 
     header = json.loads((folder / "run" / "header.json").read_text())

@@ -16,6 +16,7 @@ HEAVY = {"torch", "transformers", "datasets", "trl", "accelerate", "evaluate", "
 ORDER = {
     "env_servers": ["trajectory", "seeding", "scores", "task", "policy", "tasks", "play", "cli"],
     "dataset_cards": ["figures", "render"],
+    "eval_harness": ["models", "log", "score", "run", "plots", "report", "results", "lmrl_score", "demo", "cli"],
     "hub_datasets": ["rows", "hub", "load", "generators", "manifest", "build", "publish", "verify", "cli"],
 }
 STANDARD = set(sys.stdlib_module_names)
