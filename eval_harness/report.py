@@ -130,18 +130,29 @@ def settings(run: ScoredRun) -> dict[str, str]:
 
 # Terminal, JSON, Markdown ------------------------------------------------------------------------------------------
 def to_table(runs: Sequence[ScoredRun]) -> Table:
-    """The runs as a table for the terminal; it fits 80 columns, where long names are folded."""
+    """The runs as a table for the terminal; it fits 80 columns, where very long names are folded.
+
+    The number of episodes stands by the task where it is the same for all runs, else by each. The interval of the
+    success rate is left to the other forms.
+    """
     scales, groups = scale_names(runs), by_task(runs)
     table = Table(header_style="bold", pad_edge=False, box=None, padding=(0, 1, 0, 0))
     table.add_column("Model", overflow="fold", min_width=10)
-    for title in column_titles(scales):
+    for title in column_titles(scales)[1:]:
         table.add_column(title.replace(" ", "\n"), justify="right", no_wrap=True)
     for task, group in groups.items():
-        table.add_row(Text(task, style="bold"))
+        counts = {_episodes(run) for run in group}
+        table.add_row(Text(task + (f", {counts.pop()} each" if len(counts) == 1 else ""), style="bold"))
         for run, label in zip(group, labels(group), strict=True):
-            numbers = [Text(f"{cell.value}\n{cell.below}".rstrip("\n")) for cell in cells(run, scales)]
-            table.add_row(Text(label), *numbers)
+            _, mean, success, *others = cells(run, scales)
+            texts = [f"{mean.value}\n{mean.below}".rstrip("\n"), success.value, *(cell.value for cell in others)]
+            table.add_row(Text(label + (f"\n{_episodes(run)}" if counts else "")), *(Text(text) for text in texts))
     return table
+
+
+def _episodes(run: ScoredRun) -> str:
+    whole = "" if run.complete else f" of {run.header.episodes:,}"
+    return f"{run.summary.episodes:,}{whole} episodes"
 
 
 def to_json(runs: Sequence[ScoredRun]) -> str:

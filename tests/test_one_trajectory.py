@@ -51,7 +51,7 @@ def walk(folder: Path) -> Any:
     assert [from_row(to_row(t)) for t in loaded] == loaded
 
     done = train_bc(
-        "maze", "maze", revision="v1.0", output_dir=folder / "model", init="tiny", steps=40, push_to_hub="lmrl/maze-bc"
+        "maze", "maze", folder / "model", revision="v1.0", init="tiny", steps=40, push_to_hub="lmrl/maze-bc"
     )  # fmt: skip
     policy = load_policy("lmrl/maze-bc", task="maze", revision=done.revision)
     for trajectory in loaded:
