@@ -82,7 +82,7 @@ def _run(output: Path, namespace: str, episodes: int) -> Path:
     console.print(f'load_dataset("{repository}", revision="{TAG}"): {rows}')
 
     console.rule("4. train two small GPT-2 from scratch: BC and filtered BC", align="left")
-    models = {}
+    models: list[str] = []
     for name, rule in (("bc", None), ("filtered-bc", FILTER)):
         done = train_bc(
             TASK,
@@ -92,8 +92,11 @@ def _run(output: Path, namespace: str, episodes: int) -> Path:
             rule=rule,
             push_to_hub=f"{namespace}/{TASK}-{name}",
         )
-        models[f"{namespace}/{TASK}-{name}@{done.revision}"] = done
-        console.print(f"{namespace}/{TASK}-{name}: loss {done.loss:.3f}, {done.seconds:.0f} s, pushed")
+        assert done.revision is not None, "one process pushes what it is told to push"
+        model = f"{namespace}/{TASK}-{name}"
+        _tag_policy(model, done.folder, done.revision)
+        models.append(f"{model}@{TAG}")
+        console.print(f"{model}: loss {done.loss:.3f}, {done.seconds:.0f} s, pushed, tag {TAG}")
 
     console.rule(f"5. evaluate on the same {episodes} test episodes", align="left")
     names = ["scripted:random", "scripted:behavior", *models, "scripted:optimal"]
@@ -144,6 +147,22 @@ def local_hub(root: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+def _tag_policy(repo_id: str, folder: Path, revision: str) -> None:
+    """Name the commit that brought a policy, so that a second demo evaluates the same one although results came after."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    from hub_datasets.manifest import file_sha256
+
+    api, weights = HfApi(), "model.safetensors"
+    if TAG in [ref.name for ref in api.list_repo_refs(repo_id).tags]:
+        (tagged,) = api.get_paths_info(repo_id, [weights], revision=TAG)
+        if isinstance(tagged, RepoFile) and tagged.lfs and tagged.lfs.sha256 == file_sha256(folder / weights):
+            return
+        api.delete_tag(repo_id, tag=TAG)
+    api.create_tag(repo_id, tag=TAG, revision=revision)
 
 
 def _own_namespace() -> str:

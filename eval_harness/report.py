@@ -151,8 +151,8 @@ def to_table(runs: Sequence[ScoredRun]) -> Table:
 
 
 def _episodes(run: ScoredRun) -> str:
-    whole = "" if run.complete else f" of {run.header.episodes:,}"
-    return f"{run.summary.episodes:,}{whole} episodes"
+    whole = "" if run.complete else f"of {run.header.episodes:,} "
+    return f"{run.summary.episodes:,} {whole}episode{'' if run.summary.episodes == 1 else 's'}"
 
 
 def to_json(runs: Sequence[ScoredRun]) -> str:

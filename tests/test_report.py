@@ -103,7 +103,7 @@ def test_the_terminal_table_has_the_numbers_and_fits_80_columns(runs: list[Score
     assert "…" not in text
     assert [line.rstrip() for line in text.splitlines() if line.startswith("maze")] == [
         "maze",  # whose runs have different numbers of episodes, told by each
-        "maze_po, 25 episodes each",
+        "maze_po, 1 episode each",
     ]
     assert sum(line.startswith("25 episodes") for line in text.splitlines()) >= 1
     optimal = next(line for line in text.splitlines() if " -6.84 " in line)
