@@ -89,8 +89,9 @@ def test_the_limit_ends_the_episode_at_the_101st_action(action: str, total: floa
     env.reset(0)
     steps = [env.step(action) for _ in range(100)]
     assert not any(step.done for step in steps)
-    last = env.step("move left")
+    last = env.step(action)
     assert (last.observation, last.reward, last.terminated, last.truncated) == ("Failure", -1.0, False, True)
+    assert last.legal == (action == "move up"), "what pays like a move at the limit still counts as no action"
     assert (last.end_reason, last.success) == ("turn_limit", False)
     assert sum(step.reward for step in steps) + last.reward == total
 

@@ -161,7 +161,7 @@ class Maze(Env):
     def _step(self, action: str) -> Step:
         at_goal, moved, illegal = self._reward
         if self._steps >= STEP_LIMIT:
-            return Step.end("Failure", moved, "turn_limit", success=False, cut=True)
+            return Step.end("Failure", moved, "turn_limit", success=False, cut=True, legal=action in MOVES)
         self._steps += 1
         if action not in MOVES:
             return Step.ongoing(self._observe(), illegal, legal=False)
