@@ -1,0 +1,408 @@
+"""Behaviour cloning, and filtered behaviour cloning: learn to say what the data's agent said.
+
+The loss is the mean cross entropy of the agent's tokens, terminators included; what the environment says is context
+only. Over a batch, and over all batches of a gradient step,
+
+    loss = sum_t mask_t CE_t / sum_t mask_t,
+
+(LMRL-Gym, arXiv 2311.18232, section 5; their JaxSEQ's masked loss), so every action token weighs the same wherever
+its sequence ends up. Filtered BC is BC on the best part of the episodes, by success or by return.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm.auto import tqdm
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from env_servers.task import TaskSpec
+from env_servers.tasks import load_task
+from env_servers.trajectory import Trajectory
+from hub_datasets.load import load_trajectories, resolve
+from trainers.card import render_card
+from trainers.filters import check_rule, filter_trajectories
+from trainers.load import PolicyRecord, make_repository, push_policy, read_record, save_policy
+from trainers.runs import CHECKPOINTS, close_run, first_model, open_run, processes
+from trainers.sequences import build_dataset, merge_repeated, row_collator
+from trainers.tokens import IGNORED, Renderer
+
+
+def bc_loss(logits: Tensor, targets: Tensor, weights: Tensor, count: Tensor | int) -> Tensor:
+    """Summed cross entropy of the targets over their number.
+
+    Args:
+        logits: At the positions before the targets, shape (B, K, V).
+        targets: Token ids, -100 where there is no loss; shape (B, K).
+        weights: How often each row counts, shape (B,).
+        count: What to divide by: the number of targets in all batches of the gradient step.
+
+    Returns:
+        A scalar; 0 where there are no targets.
+    """
+    losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, ignore_index=IGNORED, reduction="none")
+    return (losses.sum(1) * weights).sum() / torch.as_tensor(count, device=losses.device).clamp(min=1)
+
+
+@dataclass
+class BCConfig(SFTConfig):
+    """TRL's `SFTConfig` with other defaults.
+
+    The learning rate and Adam's betas are LMRL-Gym's (Table 3); bfloat16 and gradient checkpointing are on where
+    there is a GPU that does them, off on a CPU, where both cost time.
+    """
+
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
+    adam_beta2: float = field(default=0.95, metadata={"help": "Adam's second beta."})
+    warmup_steps: float = field(default=0.05, metadata={"help": "Steps of linear warm-up; below 1, share of all."})
+    gradient_checkpointing: bool | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Recompute activations to save memory; None is only on a GPU."}
+    )
+    dataset_kwargs: dict[str, Any] | str | None = field(
+        default_factory=lambda: {"skip_prepare_dataset": True},
+        metadata={"help": "The dataset is tokenised and cut by `build_dataset` already."},
+    )
+
+    def __post_init__(self) -> None:
+        on_gpu = torch.cuda.is_available() and not self.use_cpu
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and on_gpu and torch.cuda.is_bf16_supported()
+        if self.gradient_checkpointing is None and self.activation_checkpointing is None:
+            self.activation_checkpointing = on_gpu
+        self.remove_unused_columns = False  # the trainer's collator takes what it needs
+        self.dataloader_pin_memory = self.dataloader_pin_memory and on_gpu
+        super().__post_init__()  # type: ignore[no-untyped-call]
+
+
+class BCTrainer(SFTTrainer):
+    """TRL's `SFTTrainer` on the sequences of `build_dataset`, with the same arguments.
+
+    On a CPU, TRL's fused head scores every position; here only the columns in which some row has a target go
+    through the head. Elsewhere the loss is TRL's, which is the same number.
+
+    Raises:
+        ValueError: A dataset lacks `input_ids` or `labels`.
+    """
+
+    _tag_names = ["lmrl", "bc"]  # noqa: RUF012 (as in the base class)
+    _name = "BC"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        for name in ("train_dataset", "eval_dataset"):
+            given = kwargs.get(name)
+            for dataset in given.values() if isinstance(given, dict) else [given]:
+                columns = getattr(dataset, "column_names", None)
+                if columns is not None and not {"input_ids", "labels"} <= set(columns):
+                    raise ValueError(
+                        f"{name} has the columns {', '.join(columns)}; BC needs input_ids and labels, which "
+                        "trainers.sequences.build_dataset makes from trajectories"
+                    )
+        kwargs.setdefault("data_collator", row_collator(kwargs["processing_class"]))
+        super().__init__(*args, **kwargs)
+        inner = self.accelerator.unwrap_model(self.model)
+        self._keeps_columns = "logits_to_keep" in inspect.signature(inner.forward).parameters
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        """The batches of one gradient step and the number of targets in them, weights included."""
+        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if batches and "weight" in batches[0]:
+            counts = [((batch["labels"] != IGNORED).sum(1) * batch["weight"]).sum() for batch in batches]
+            count = torch.stack(counts).sum().to(device)
+            if self.args.average_tokens_across_devices and self.args.world_size > 1:
+                count = self.accelerator.gather(count).sum()
+        return batches, count
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The loss of one batch with `input_ids`, `attention_mask`, `labels`, each (B, T), as `Trainer` wants it."""
+        weights = inputs.pop("weight", None)
+        if weights is None and (inputs["labels"].device.type != "cpu" or return_outputs or not self._keeps_columns):
+            base: Any = super()
+            return base.compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        targets = inputs["labels"][:, 1:]
+        weights = torch.ones_like(targets[:, 0]) if weights is None else weights
+        columns = (targets != IGNORED).any(0).nonzero()[:, 0]
+        targets = targets[:, columns]
+        logits = model(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            logits_to_keep=columns,
+            use_cache=False,
+        ).logits
+        acts = targets != IGNORED
+        here = (acts.sum(1) * weights).sum()
+        loss = bc_loss(logits, targets, weights, here if num_items_in_batch is None else num_items_in_batch)
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes  # DDP takes the mean over processes, the count is of all
+        right = (((logits.detach().argmax(-1) == targets) & acts).sum(1) * weights).sum()
+        mode = "train" if model.training else "eval"
+        self._metrics[mode]["mean_token_accuracy"].append((right / here.clamp(min=1)).item())
+        return loss
+
+
+class TrainResult(NamedTuple):
+    """What came of a training.
+
+    Attributes:
+        folder: Holds the policy.
+        revision: Commit on the Hub, None if it was not pushed (or by another process).
+        loss: Last mean loss that was logged.
+        main: Whether this is the main process of several; the one to speak of the result.
+        seconds: Time to read the data, train and save; about 0 where the policy was there already.
+    """
+
+    folder: Path
+    revision: str | None
+    loss: float
+    seconds: float
+    main: bool
+
+
+class Recipe(NamedTuple):
+    """How long and how fast to train, where the caller does not say."""
+
+    lr: float
+    batch_size: int
+    epochs: float
+    min_steps: int
+
+
+# `tiny` is so small that it needs, and survives, large steps and batches. The rest is LMRL-Gym's Table 3.
+TINY = Recipe(5e-3, 1024, 3, 250)
+PRETRAINED = Recipe(1e-4, 128, 3, 1)
+
+
+class Settings(NamedTuple):
+    """What decides on the policy that a run makes; kept in `run.json`."""
+
+    task: str
+    source: str
+    revision: str | None
+    init: str
+    filter: str | None
+    rendering: str | None
+    steps: int | None
+    epochs: float | None
+    batch_size: int
+    accumulation: int
+    lr: float
+    max_length: int | None
+    seed: int
+    processes: int
+
+    def public_source(self) -> str:
+        """The dataset's name; of a folder only the last part, since the path is nobody's business."""
+        return Path(self.source).name if Path(self.source).is_dir() else self.source
+
+    def command(self) -> str:
+        """The command line that repeats the run."""
+        names = {"source": "dataset", "batch_size": "batch-size", "max_length": "max-length"}
+        shown = {**self._asdict(), "source": self.public_source()}
+        given = {names.get(name, name): value for name, value in shown.items() if name != "processes"}
+        options = " ".join(f"--{name} {value}" for name, value in given.items() if value is not None)
+        many = f"torchrun --nproc_per_node {self.processes} -m trainers"
+        return f"{'lmrl train' if self.processes == 1 else many} bc {options} --output my-policy"
+
+
+def train_bc(
+    task: str,
+    source: str,
+    output_dir: str | Path,
+    *,
+    revision: str | None = None,
+    init: str = "tiny",
+    rule: str | None = None,
+    rendering: str | None = None,
+    steps: int | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    accumulation: int = 1,
+    lr: float | None = None,
+    max_length: int | None = None,
+    seed: int = 0,
+    push_to_hub: str | None = None,
+    private: bool = False,
+    resume: bool = True,
+    overwrite: bool = False,
+    token: str | bool | None = None,
+) -> TrainResult:
+    """Train a policy by (filtered) behaviour cloning, save it, and put it on the Hub if asked to.
+
+    It runs under `torchrun` or `accelerate launch` as well; then the main process saves and pushes. (On a CPU take
+    `torchrun`: `accelerate launch --cpu` starts one process, whatever number it is told, unless there is MPI.)
+
+    Args:
+        task: Task id.
+        source: Dataset of its episodes: task id, folder, or Hub repository.
+        output_dir: Folder of the run, see `trainers.runs`.
+        revision: Of the dataset on the Hub.
+        init: `tiny`, `small`, a folder, or a model on the Hub.
+        rule: Filter, as in `filter_trajectories`; None keeps all.
+        rendering: `plain` or `chat`; None is chat for a model whose tokenizer has a chat template.
+        steps: Gradient steps; None goes by `epochs`.
+        epochs: Passes over the data; None is 3, and at least 250 steps for `tiny`.
+        batch_size: Sequences per process and gradient step, divided among `accumulation` parts.
+        accumulation: Parts that a batch is computed in, to save memory; it does not change the result.
+        lr: Peak learning rate; None is 5e-3 for `tiny`, else 1e-4.
+        max_length: Most tokens of a sequence; None is the model's limit, at most 1024.
+        seed: Of first weights and order.
+        push_to_hub: Repository to put the policy into.
+        private: Make a new repository private.
+        resume: Go on where the same command was interrupted; a finished run is only pushed.
+        overwrite: Delete another run in the folder.
+        token: As in `huggingface_hub`.
+
+    Raises:
+        ValueError: An argument has a value it does not take, or the data is of another task.
+        FileExistsError: The folder holds something else.
+        FileNotFoundError: There is no such dataset, model or repository.
+        PermissionError: The Hub refused.
+        ConnectionError: The Hub could not be reached.
+    """
+    folder, state = Path(output_dir), processes()
+    recipe = TINY if init == "tiny" else PRETRAINED
+    if steps is not None and epochs is not None:
+        raise ValueError(f"both steps ({steps}) and epochs ({epochs}) are given; give one of them")
+    if rule is not None:
+        check_rule(rule)
+    load_task(task)
+    if push_to_hub is not None and state.is_main_process:
+        make_repository(push_to_hub, private=private, token=token)
+    data = resolve(source, revision, token)
+    settings = Settings(
+        task=task,
+        source=data.path,
+        revision=data.revision,
+        init=init,
+        filter=rule,
+        rendering=rendering,
+        steps=steps,
+        epochs=epochs,
+        batch_size=batch_size or recipe.batch_size,
+        accumulation=accumulation,
+        lr=lr or recipe.lr,
+        max_length=max_length,
+        seed=seed,
+        processes=state.num_processes,
+    )
+    if settings.batch_size % accumulation:
+        raise ValueError(f"batch size {settings.batch_size} does not divide into {accumulation} parts of accumulation")
+    checkpoint = open_run(folder, settings._asdict(), resume=resume, overwrite=overwrite)
+    record, began = read_record(folder), time.monotonic()
+    if record is None:
+        record = _learn(settings, folder, checkpoint, recipe, push_to_hub or folder.name, token)
+    seconds = time.monotonic() - began
+    sha = push_policy(folder, push_to_hub, token=token) if push_to_hub and state.is_main_process else None
+    state.wait_for_everyone()
+    return TrainResult(folder, sha, record.training["loss"], seconds, state.is_main_process)
+
+
+def _learn(
+    settings: Settings, folder: Path, checkpoint: str | None, recipe: Recipe, name: str, token: str | bool | None
+) -> PolicyRecord:
+    """Read the data, train, save; what `train_bc` does when the folder holds no policy yet."""
+    spec, state = load_task(settings.task).spec, processes()
+    loaded = load_trajectories(settings.source, "train", revision=settings.revision, token=token)
+    episodes = list(tqdm(loaded, desc="Reading episodes", unit="", disable=not state.is_main_process))
+    _check_episodes(episodes, spec, settings.source)
+    kept = episodes if settings.filter is None else filter_trajectories(episodes, settings.filter)
+    model, tokenizer, base_model = first_model(
+        settings.init, episodes, folder, max_length=settings.max_length or 1024, seed=settings.seed, token=token
+    )
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1024
+    renderer = Renderer(
+        tokenizer,
+        spec,
+        settings.rendering or ("chat" if tokenizer.chat_template else "plain"),
+        max_length=settings.max_length or min(positions, 1024),
+    )
+    dataset = build_dataset(kept, renderer)
+    steps = settings.steps
+    if steps is None:
+        per_epoch = math.ceil(len(dataset) / (settings.batch_size * state.num_processes))
+        least = recipe.min_steps if settings.epochs is None else 1
+        steps = max(math.ceil((settings.epochs or recipe.epochs) * per_epoch), least)
+    args = BCConfig(
+        output_dir=str(folder / CHECKPOINTS),
+        max_steps=steps,
+        per_device_train_batch_size=settings.batch_size // settings.accumulation,
+        gradient_accumulation_steps=settings.accumulation,
+        learning_rate=settings.lr,
+        seed=settings.seed,
+        use_cpu=state.device.type == "cpu",
+        logging_steps=max(10, steps // 20),
+        save_steps=max(100, steps // 10),
+        save_total_limit=2,
+        # Only where much padding is saved: batches of one length have like contents, which makes steps noisier.
+        train_sampling_strategy="group_by_length" if _is_ragged(dataset["length"]) else "random",
+        report_to="none",
+    )
+    merged = merge_repeated(dataset, settings.batch_size)
+    trainer = BCTrainer(model=model, args=args, train_dataset=merged, processing_class=tokenizer)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    record = PolicyRecord(
+        algorithm="bc" if settings.filter is None else "filtered_bc",
+        task=settings.task,
+        task_version=spec.version,
+        rendering=renderer.rendering,
+        memory=renderer.memory,
+        max_length=renderer.max_length,
+        action_room=renderer.action_room,
+        dataset={"source": settings.public_source(), "revision": settings.revision},
+        filter=settings.filter,
+        base_model=base_model,
+        seed=settings.seed,
+        training={
+            "episodes": len(kept),
+            "sequences": len(dataset),
+            "steps": steps,
+            "batch_size": settings.batch_size * state.num_processes,
+            "learning_rate": settings.lr,
+            "loss": _last_loss(trainer.state.log_history),
+        },
+    )
+    if state.is_main_process:
+        folder.joinpath("README.md").write_text(render_card(record, spec, name, settings.command()), encoding="utf-8")
+        save_policy(folder, trainer.accelerator.unwrap_model(trainer.model), tokenizer, record)
+        close_run(folder)
+    return record
+
+
+def _last_loss(log_history: Sequence[dict[str, float]]) -> float:
+    """Of the last steps that were logged; of all steps where the run was too short for that."""
+    logged = [log["loss"] for log in log_history if "loss" in log]
+    return float(logged[-1] if logged else log_history[-1]["train_loss"])
+
+
+def _check_episodes(episodes: Sequence[Trajectory], spec: TaskSpec, source: str) -> None:
+    others = sorted({episode.task for episode in episodes} - {spec.id})
+    if others:
+        raise ValueError(f"dataset {source} holds episodes of {', '.join(others)}, not of {spec.id}; give its own task")
+    versions = sorted({episode.task_version for episode in episodes} - {spec.version})
+    if versions:
+        warnings.warn(
+            f"dataset {source} was played under version {', '.join(versions)} of {spec.id}, this is {spec.version}: "
+            "the policy may learn texts that its evaluation does not have",
+            stacklevel=3,
+        )
+
+
+def _is_ragged(lengths: Sequence[int]) -> bool:
+    """Whether padding to the longest would be more than half of a batch."""
+    return max(lengths) > 2 * sum(lengths) / len(lengths)

@@ -1,0 +1,270 @@
+"""`LanguageModelPolicy`: a causal language model that plays a task.
+
+Sampling is the task's business, not the checkpoint's: a model's `generation_config` (often top_k 50 or a
+repetition penalty) is set aside, only its list of end tokens is kept. Every row of a batch draws from its own
+episode's generator, so what an episode does depends on no neighbour, up to rounding in the model itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from env_servers.policy import Action, Context
+from env_servers.task import TaskSpec
+from trainers.tokens import Memory, Renderer
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. The defaults are plain sampling from the model, as in LMRL-Gym.
+
+    Attributes:
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_k: Draw among the k most likely tokens; 0 is all.
+        top_p: Draw among the fewest most likely tokens that hold this share of the probability; 1.0 is all.
+        max_new_tokens: Longest action in tokens, terminator included; None is what the task says.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature is {self.temperature}; allowed are 0 (greedy) and up")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; allowed are 0 (all tokens) and up")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; allowed is above 0 up to 1 (all tokens)")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; an action needs at least 1 token")
+
+
+def sampling_logprobs(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Log-probabilities that tokens are drawn with.
+
+    Args:
+        logits: The model's, shape (B, V).
+        sampling: Temperature first, then top_k, then top_p (Holtzman et al., arXiv 1904.09751, section 3.1).
+
+    Returns:
+        Shape (B, V), float64, -inf where a token cannot be drawn.
+    """
+    scores = logits.double()
+    if sampling.temperature == 0:
+        best = torch.full_like(scores, -torch.inf)
+        return best.scatter(1, scores.argmax(1, keepdim=True), 0.0)
+    scores = scores / sampling.temperature
+    if 0 < sampling.top_k < scores.size(1):
+        worst_kept = scores.topk(sampling.top_k).values[:, -1:]
+        scores = scores.masked_fill(scores < worst_kept, -torch.inf)
+    if sampling.top_p < 1:
+        ordered, places = scores.softmax(1).sort(descending=True, stable=True)
+        enough_before = ordered.cumsum(1) - ordered >= sampling.top_p
+        scores = scores.masked_fill(enough_before.scatter(1, places, enough_before), -torch.inf)
+    return scores.log_softmax(1)
+
+
+def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
+    """One token per row by the inverse of the cumulative distribution.
+
+    Args:
+        logprobs: Shape (B, V).
+        uniforms: Numbers in [0, 1), shape (B,), the only randomness.
+
+    Returns:
+        Token ids, shape (B,); never one of probability 0.
+    """
+    cumulative = logprobs.exp().cumsum(1)
+    # The sum may miss 1 by rounding, so the number is scaled to it; `right` steps over tokens of probability 0.
+    targets = uniforms[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, targets, right=True)[:, 0]
+    last = (cumulative < cumulative[:, -1:]).sum(1)  # first place that has the whole sum: the last token drawable
+    return torch.minimum(tokens, last)
+
+
+class _Drawing(LogitsProcessor):
+    """Draws each row's token and leaves only that one, so that greedy `generate` takes it.
+
+    Args:
+        uniforms: Shape (B, T), one column per new token.
+        sampling: How to draw.
+    """
+
+    def __init__(self, uniforms: Tensor, sampling: Sampling) -> None:
+        self._uniforms, self._sampling = uniforms, sampling
+        self.logprobs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Arguments and result as in transformers: ids (B, T), scores (B, V)."""
+        logprobs = sampling_logprobs(scores, self._sampling)
+        tokens = draw(logprobs, self._uniforms[:, len(self.logprobs)])[:, None]
+        self.logprobs.append(logprobs.gather(1, tokens)[:, 0])
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)
+
+
+class LanguageModelPolicy:
+    """A causal language model as `env_servers.policy.Policy`.
+
+    Args:
+        model: A Hugging Face causal language model, on its device.
+        tokenizer: Its tokenizer.
+        spec: The task's constants.
+        rendering: `plain` or `chat`, see `trainers.tokens`.
+        sampling: How the next token is drawn.
+        name: Goes into every record, such as `lmrl/maze-bc@0123abcd`.
+        max_length: Most tokens of prompt and action; None is what the model's positions allow.
+        memory: As in `Renderer`; `task` is what the task says.
+        action_room: As in `Renderer`; a larger `sampling.max_new_tokens` takes its place.
+        batch_size: Most prompts in one call of the model.
+        revision: Commit of the repository, or hash of the folder, that the model is from.
+
+    Raises:
+        ValueError: As in `Renderer`, or `max_length` is more than the model has positions.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        spec: TaskSpec,
+        *,
+        name: str,
+        rendering: str = "plain",
+        sampling: Sampling | None = None,
+        max_length: int | None = None,
+        memory: Memory = "task",
+        action_room: int | None = None,
+        batch_size: int = 64,
+        revision: str | None = None,
+    ) -> None:
+        self.model, self.name, self.revision = model.eval(), name, revision
+        self.sampling, self.batch_size = sampling or Sampling(), batch_size
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; at least 1 prompt must be in a batch")
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if max_length is not None and positions is not None and max_length > positions:
+            raise ValueError(f"max_length is {max_length}, and {name} has positions for {positions} tokens; lower it")
+        limit = self.sampling.max_new_tokens
+        room = limit if action_room is None else max(action_room, limit or 0)
+        self.renderer = Renderer(
+            tokenizer,
+            spec,
+            rendering,
+            memory=memory,
+            max_length=max_length or positions or 1024,
+            action_room=room,
+        )
+        self.max_new_tokens = limit or self.renderer.action_room
+        self.stop_ids = self.renderer.stop_ids | _end_ids(model, tokenizer)
+        # Rows that have ended are filled up with this; the model's own pad id there would set off its warning.
+        self._pad_id = min(self.stop_ids - {model.config.get_text_config().pad_token_id}, default=min(self.stop_ids))
+        # Nothing of the checkpoint's own generation settings may reach `generate`, which fills in what is unset.
+        make_config: Any = GenerationConfig
+        self._generation_config = make_config(
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=self.max_new_tokens,
+            eos_token_id=sorted(self.stop_ids),
+            pad_token_id=self._pad_id,
+        )
+
+    @property
+    def rendering(self) -> str:
+        """`plain` or `chat`."""
+        return self.renderer.rendering
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights, such as `float32`."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        """Where the model is, such as `cpu` or `cuda:0`."""
+        return str(self.model.device)
+
+    def act(self, contexts: Sequence[Context]) -> list[Action]:
+        """Answer every context.
+
+        Raises:
+            ValueError: A context is of another task, or an observation alone does not fit in `max_length`.
+        """
+        for context in contexts:
+            if context.spec.id != self.renderer.spec.id:
+                raise ValueError(f"{self.name} plays {self.renderer.spec.id!r}, not {context.spec.id!r}")
+        prompts = [self.renderer.prompt_ids(context.history, context.observation) for context in contexts]
+        uniforms = [self._uniforms(context.rng) for context in contexts]
+        actions: dict[int, Action] = {}
+        # Prompts of about one length share a batch, so that little of it is padding.
+        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+        for start in range(0, len(order), self.batch_size):
+            rows = order[start : start + self.batch_size]
+            answers = self._generate([prompts[row] for row in rows], [uniforms[row] for row in rows])
+            actions.update(zip(rows, answers, strict=True))
+        return [actions[number] for number in range(len(contexts))]
+
+    def _uniforms(self, rng: random.Random) -> list[float]:
+        """One number per new token. One draw from the episode's generator, however many tokens are used."""
+        if self.sampling.temperature == 0:
+            return [0.0] * self.max_new_tokens
+        own = random.Random(rng.getrandbits(64))
+        return [own.random() for _ in range(self.max_new_tokens)]
+
+    def _generate(self, prompts: Sequence[list[int]], uniforms: Sequence[list[float]]) -> Iterator[Action]:
+        longest = max(map(len, prompts))
+        gaps = [longest - len(prompt) for prompt in prompts]
+        ids = [[self._pad_id] * gap + prompt for gap, prompt in zip(gaps, prompts, strict=True)]
+        mask = [[0] * gap + [1] * len(prompt) for gap, prompt in zip(gaps, prompts, strict=True)]
+        device = self.model.device
+        drawing = _Drawing(torch.tensor(uniforms, dtype=torch.float64, device=device), self.sampling)
+        with torch.inference_mode(), _generation_config(self.model, self._generation_config):
+            output = self.model.generate(
+                torch.tensor(ids, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                logits_processor=LogitsProcessorList([drawing]),
+            )
+        new = output[:, longest:].tolist()
+        logprobs = torch.stack(drawing.logprobs, dim=1).tolist()
+        for prompt, tokens, row in zip(prompts, new, logprobs, strict=True):
+            yield self._action(prompt, tokens, row)
+
+    def _action(self, prompt: list[int], tokens: list[int], logprobs: list[float]) -> Action:
+        stop = next((number for number, token in enumerate(tokens) if token in self.stop_ids), None)
+        length = len(tokens) if stop is None else stop + 1
+        return Action(
+            text=self.renderer.action_text(tokens[:length]),
+            prompt_ids=tuple(prompt),
+            token_ids=tuple(tokens[:length]),
+            logprobs=tuple(logprobs[:length]),
+            finish_reason="length" if stop is None else "stop",
+        )
+
+
+def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """All ids that the model or its tokenizer ends a text with: some chat models have several."""
+    given = model.generation_config.eos_token_id if model.generation_config is not None else None
+    listed = given if isinstance(given, list) else [given]
+    return frozenset(token for token in [*listed, tokenizer.eos_token_id] if token is not None)
+
+
+@contextmanager
+def _generation_config(model: Any, config: GenerationConfig) -> Iterator[None]:
+    """The model with that generation config in place of its own."""
+    own, model.generation_config = model.generation_config, config
+    try:
+        yield
+    finally:
+        model.generation_config = own

@@ -1,0 +1,144 @@
+"""One training run and its folder: settings that must not change halfway, first weights, checkpoints.
+
+    <output>/run.json      the settings; the same command resumes, another one is refused
+    <output>/start/        tokenizer (and nothing else) of a model made from nothing
+    <output>/checkpoints/  of an unfinished run; gone once the policy is saved
+    <output>/              the policy: weights, tokenizer, policy.json, README.md
+
+A module of its own, since every algorithm's command does the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import PartialState
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.trainer_utils import get_last_checkpoint
+
+from env_servers.trajectory import Trajectory
+from trainers.load import RECORD_NAME, find_policy
+from trainers.scratch import SIZES, episode_texts, new_model, train_tokenizer
+
+RUN_NAME, CHECKPOINTS, START = "run.json", "checkpoints", "start"
+
+
+class Start(NamedTuple):
+    """What a run begins with."""
+
+    model: Any
+    tokenizer: Any
+    base_model: dict[str, str | None] | None
+
+
+def processes() -> PartialState:
+    """The processes of this run, as accelerate sees them; every user of them in the project asks here.
+
+    Without the flag `cpu`, processes that `torchrun` starts on a machine without accelerator each think they are
+    alone, and all of them would write.
+    """
+    return PartialState(cpu=not torch.accelerator.is_available())
+
+
+def open_run(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> str | None:
+    """Make a folder the run's own, and find where it can go on.
+
+    Args:
+        folder: Of the run; made if missing.
+        settings: Everything that changes what is learned. JSON values only.
+        resume: Go on from the last checkpoint, where there is one.
+        overwrite: Delete what another run left there.
+
+    Returns:
+        The last checkpoint's folder, or None to begin anew.
+
+    Raises:
+        FileExistsError: The folder holds a run with other settings, or files of something else.
+    """
+    state = processes()
+    if state.is_main_process:
+        _claim(folder, json.loads(json.dumps(settings)), resume, overwrite)
+    state.wait_for_everyone()
+    checkpoints = folder / CHECKPOINTS
+    last: Any = get_last_checkpoint
+    return last(str(checkpoints)) if checkpoints.is_dir() else None
+
+
+def _claim(folder: Path, settings: dict[str, Any], resume: bool, overwrite: bool) -> None:
+    path = folder / RUN_NAME
+    if folder.is_dir() and any(folder.iterdir()):
+        if not path.exists() and not overwrite:
+            raise FileExistsError(f"{folder} holds files but no run; choose another --output, or pass --overwrite")
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        differing = [name for name in settings if before is None or before.get(name) != settings[name]]
+        if differing and not overwrite:
+            assert before is not None
+            changes = ", ".join(f"{name} was {before.get(name)!r}, is {settings[name]!r}" for name in differing)
+            raise FileExistsError(
+                f"{folder} holds a run with other settings ({changes}); choose another --output, or pass --overwrite"
+            )
+        if differing or not resume or overwrite:
+            _delete_run(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".tmp")
+    aside.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    os.replace(aside, path)
+
+
+def _delete_run(folder: Path) -> None:
+    for path in (folder / RECORD_NAME, folder / RUN_NAME):
+        path.unlink(missing_ok=True)
+    for name in (CHECKPOINTS, START):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def close_run(folder: Path) -> None:
+    """Delete the checkpoints and the first tokenizer of a run whose policy is saved."""
+    for name in (CHECKPOINTS, START):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def first_model(
+    init: str,
+    trajectories: Sequence[Trajectory],
+    folder: Path,
+    *,
+    max_length: int,
+    seed: int,
+    token: str | bool | None = None,
+) -> Start:
+    """The model and tokenizer that training begins with.
+
+    Args:
+        init: `tiny` or `small` (random weights, and a tokenizer learned from the episodes), or a folder or Hub
+            repository (optionally `@revision`).
+        trajectories: Episodes to learn a tokenizer from.
+        folder: Of the run; the learned tokenizer is kept there, so that all processes and a resumed run share it.
+        max_length: Positions of a model made from nothing.
+        seed: Of its weights.
+        token: As in `huggingface_hub`.
+
+    Raises:
+        FileNotFoundError: There is no such folder or repository.
+    """
+    if init not in SIZES:
+        found = find_policy(init, token=token)
+        tokenizer = AutoTokenizer.from_pretrained(found.folder)
+        model = AutoModelForCausalLM.from_pretrained(found.folder, dtype="float32")
+        on_hub = "@" in found.name
+        source = {"source": init.partition("@")[0], "revision": found.revision if on_hub else None}
+        return Start(model, tokenizer, source)
+    kept = folder / START
+    with processes().main_process_first():
+        if not kept.exists():
+            aside = folder / f".{START}"
+            train_tokenizer(episode_texts(trajectories)).save_pretrained(aside)
+            os.replace(aside, kept)
+    tokenizer = AutoTokenizer.from_pretrained(kept)
+    return Start(new_model(init, tokenizer, max_length, seed=seed), tokenizer, None)
