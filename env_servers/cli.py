@@ -164,7 +164,3 @@ def main() -> None:
 def _fail(message: str) -> None:
     typer.secho(f"lmrl: {message}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
     sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

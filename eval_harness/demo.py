@@ -150,7 +150,7 @@ def local_hub(root: Path) -> Iterator[str]:
 
 
 def _tag_policy(repo_id: str, folder: Path, revision: str) -> None:
-    """Name the commit that brought a policy, so that a second demo evaluates the same one although results came after."""
+    """Name the commit that brought a policy: results are committed after it, and a second demo plays the same one."""
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 

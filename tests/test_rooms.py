@@ -16,6 +16,20 @@ HEAVY = {"torch", "transformers", "datasets", "trl", "accelerate", "evaluate", "
 ORDER = {
     "env_servers": ["trajectory", "seeding", "scores", "task", "policy", "tasks", "play", "cli"],
     "dataset_cards": ["figures", "render"],
+    "trainers": [
+        "chat",
+        "tokens",
+        "sequences",
+        "policy",
+        "scratch",
+        "filters",
+        "load",
+        "card",
+        "runs",
+        "bc",
+        "cli",
+        "__main__",
+    ],
     "eval_harness": ["models", "log", "score", "run", "plots", "report", "results", "lmrl_score", "demo", "cli"],
     "hub_datasets": ["rows", "hub", "load", "generators", "manifest", "build", "publish", "verify", "cli"],
 }
