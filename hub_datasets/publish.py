@@ -83,9 +83,10 @@ def publish(
             api.dataset_info(repo_id)
         else:
             with_retries(lambda: api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True))
-        published = with_retries(lambda: _commit(api, folder, repo_id, manifests, create_pr, force))
-        if tag is not None and not create_pr:
-            with_retries(lambda: _tag(api, repo_id, tag, published.revision, force))
+        wanted = None if create_pr else tag
+        published = with_retries(lambda: _commit(api, folder, repo_id, manifests, wanted, create_pr, force))
+        if wanted is not None:
+            with_retries(lambda: _tag(api, repo_id, wanted, published.revision))
         check_published(api, published, manifests)
     except HUB_ERRORS as error:
         raise explain(error, f"dataset {repo_id}") from error
@@ -117,11 +118,18 @@ def _check_token(api: HfApi, repo_id: str, create_pr: bool) -> None:
 
 
 def _commit(
-    api: HfApi, folder: Path, repo_id: str, manifests: list[Manifest], create_pr: bool, force: bool
+    api: HfApi,
+    folder: Path,
+    repo_id: str,
+    manifests: list[Manifest],
+    tag: str | None,
+    create_pr: bool,
+    force: bool,
 ) -> Published:
     """One attempt on top of what the repository holds now; the same content again is no commit."""
     head = api.dataset_info(repo_id).sha
     assert head is not None
+    tagged = _tags(api, repo_id).get(tag) if tag is not None else None
     present = set(api.list_repo_files(repo_id, revision=head, repo_type="dataset"))
     with tempfile.TemporaryDirectory() as scratch:
         remote = {
@@ -134,8 +142,12 @@ def _commit(
         same_data = all(remote.get(m["config"], {}).get("fingerprint") == m["fingerprint"] for m in manifests)
         old_card = _download(api, repo_id, head, "README.md", scratch) if "README.md" in present else None
     if same_data and old_card == card:
+        if tagged not in (None, head) and not force:
+            raise _tag_taken(repo_id, tag, tagged)
         return Published(repo_id, head, False, None)
     if not force:
+        if tagged is not None:  # told before the commit, not after it
+            raise _tag_taken(repo_id, tag, tagged)
         _refuse_to_overwrite(repo_id, remote, manifests, present, old_card)
     operations: list[CommitOperationAdd | CommitOperationDelete] = []
     ours = {m["config"] for m in manifests} | {STARTS}
@@ -194,16 +206,22 @@ def _download_json(api: HfApi, repo_id: str, revision: str, path: str, scratch: 
     return check_format(json.loads(_download(api, repo_id, revision, path, scratch)), f"{repo_id}/{path}")
 
 
-def _tag(api: HfApi, repo_id: str, tag: str, revision: str, force: bool) -> None:
-    tags = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id, repo_type="dataset").tags}
-    if tags.get(tag) == revision:
+def _tags(api: HfApi, repo_id: str) -> dict[str, str]:
+    return {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id, repo_type="dataset").tags}
+
+
+def _tag_taken(repo_id: str, tag: str | None, commit: str) -> FileExistsError:
+    return FileExistsError(
+        f"{repo_id} has the tag {tag!r} at commit {commit[:8]}, which holds other content; choose another tag, or pass "
+        "--force to move this one"
+    )
+
+
+def _tag(api: HfApi, repo_id: str, tag: str, revision: str) -> None:
+    present = _tags(api, repo_id).get(tag)
+    if present == revision:
         return
-    if tag in tags:
-        if not force:
-            raise FileExistsError(
-                f"{repo_id} has the tag {tag!r} at commit {tags[tag][:8]}; the data was committed as {revision[:8]}. "
-                "Choose another tag, or pass --force to move this one"
-            )
+    if present is not None:  # only by force, see _commit
         api.delete_tag(repo_id, tag=tag, repo_type="dataset")
     api.create_tag(repo_id, tag=tag, revision=revision, repo_type="dataset")
 

@@ -117,11 +117,15 @@ def test_merged_rows_teach_the_same(tmp_path: Path) -> None:
     merged = merge_repeated(dataset, len(dataset))
     assert len(merged) < len(dataset) and sum(merged["weight"]) == len(dataset)
     assert merge_repeated(dataset, len(merged) - 1) is dataset
+    even = merge_repeated(dataset, len(dataset), multiple_of=7)
+    assert len(even) % 7 == 0 and len(even) - len(merged) < 7 and sum(even["weight"]) == len(dataset)
     options = {"per_device_train_batch_size": len(dataset), **SGD}
     one, two = trained(tmp_path / "a", dataset, **options), trained(tmp_path / "b", merged, **options)
     assert (one - two).abs().max() < 1e-5
     parts = {**SGD, "per_device_train_batch_size": 8, "gradient_accumulation_steps": math.ceil(len(merged) / 8)}
     assert (one - trained(tmp_path / "c", merged, **parts)).abs().max() < 1e-5
+    whole = {**SGD, "per_device_train_batch_size": len(even)}
+    assert (one - trained(tmp_path / "d", even, **whole)).abs().max() < 1e-5
 
 
 def test_resuming_gives_the_same_parameters(tmp_path: Path) -> None:
@@ -268,6 +272,7 @@ def test_wrong_arguments(tmp_path: Path, data: str) -> None:
     for wrong, reason in [
         ({"steps": 1, "epochs": 1.0}, "give one of them"),
         ({"rule": "best"}, "unknown filter"),
+        ({"epochs": 0.0}, "epochs is 0.0; it must be above 0"),
         ({"batch_size": 5, "accumulation": 2}, "does not divide"),
         ({"rendering": "plane"}, "did you mean 'plain'"),
     ]:
@@ -305,8 +310,11 @@ def test_two_processes_learn_the_same_as_one(tmp_path: Path) -> None:
         assert done.stdout.count("policy saved in") == 1, "one process of them speaks and saves"
         assert json.loads((output / "run.json").read_text())["processes"] == processes
         runs[processes] = load_policy(str(output), task="maze", device="cpu").model
-    pairs = zip(runs[1].parameters(), runs[2].parameters(), strict=True)
-    assert max(float((one - two).abs().max()) for one, two in pairs) < 1e-4
+    # Not the parameters: Adam makes whole steps of the rounding of gradients that are truly 0 (the key biases).
+    ids = torch.tensor([[number % 300 for number in range(0, 500, 7)]])
+    with torch.no_grad():
+        one, two = (runs[number](ids).logits for number in (1, 2))
+    assert (one - two).abs().max() < 1e-3 * one.abs().max()
 
 
 @pytest.mark.slow

@@ -70,7 +70,11 @@ def flow_overwrite(folder: Path) -> Any:
     build(make_plan("maze", policy="optimal", episodes={"train": 4}), other, workers=1)
     refused = error_of(lambda: publish(other, "alice/maze"))
     head = api.dataset_info("alice/maze").sha
-    moved = error_of(lambda: publish(other, "alice/maze", tag="v1", force=False))
+    # The tag is in the way of new data too, and that is told before anything is committed.
+    third = folder.parent / "third"
+    build(make_plan("maze", config="third", policy="random", episodes={"train": 2}), third, workers=1)
+    moved = error_of(lambda: publish(third, "alice/maze", tag="v1"))
+    kept = api.dataset_info("alice/maze").sha
     forced = publish(other, "alice/maze", tag="v1", force=True)
     files = api.list_repo_files("alice/maze", repo_type="dataset")
     card = Path(api.hf_hub_download("alice/maze", "README.md", repo_type="dataset")).read_text()
@@ -87,7 +91,7 @@ def flow_overwrite(folder: Path) -> Any:
     (other / "episodes/train-00000-of-00001.parquet").write_bytes(b"not parquet")
     damaged = error_of(lambda: publish(other, "alice/maze", force=True))
     return {
-        "refused": refused, "head_kept": head, "moved": moved, "forced": forced, "files": files, "edited": edited,
+        "refused": refused, "kept": [head, kept], "moved": moved, "forced": forced, "files": files, "edited": edited,
         "foreign": foreign, "damaged": damaged,
     }  # fmt: skip
 
@@ -209,7 +213,8 @@ def test_other_data_edited_cards_and_damaged_files_are_refused(dataset: Path, hu
     assert kind == "FileExistsError"
     assert "already has another dataset 'episodes' (policy: 'behavior' there, 'optimal' here" in message
     assert "pass --force" in message
-    assert saw["moved"][0] == "FileExistsError"
+    assert saw["moved"][0] == "FileExistsError" and "has the tag 'v1' at commit" in saw["moved"][1]
+    assert saw["kept"][0] == saw["kept"][1]
     assert saw["forced"][2] is True
     assert [f for f in saw["files"] if f.startswith("episodes/")] == [
         "episodes/returns.png",

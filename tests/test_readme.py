@@ -56,7 +56,7 @@ def test_the_pages_commands_and_snippets_run_in_order(tmp_path: Path) -> None:
                 words[words.index("--episodes") + 1] = "4"
             run(words)
             seen += 1
-            if words[:3] == ["lmrl", "data", "publish"]:
+            if words[:4] == ["lmrl", "data", "publish", "data/maze"]:
                 run(["lmrl", "data", "publish", words[3], "--to", "lmrl/maze", "--tag", "v1.0"])
         assert seen >= 8
         for page in PAGES:

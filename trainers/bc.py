@@ -279,6 +279,9 @@ def train_bc(
     recipe = TINY if init == "tiny" else PRETRAINED
     if steps is not None and epochs is not None:
         raise ValueError(f"both steps ({steps}) and epochs ({epochs}) are given; give one of them")
+    for option, value in {"steps": steps, "epochs": epochs, "batch_size": batch_size, "lr": lr}.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{option} is {value}; it must be above 0")
     if rule is not None:
         check_rule(rule)
     load_task(task)
@@ -338,10 +341,13 @@ def _learn(
         per_epoch = math.ceil(len(dataset) / (settings.batch_size * state.num_processes))
         least = recipe.min_steps if settings.epochs is None else 1
         steps = max(math.ceil((settings.epochs or recipe.epochs) * per_epoch), least)
+    parts = state.num_processes * settings.accumulation
+    merged = merge_repeated(dataset, settings.batch_size * state.num_processes, multiple_of=parts)
+    per_part = settings.batch_size // settings.accumulation if merged is dataset else len(merged) // parts
     args = BCConfig(
         output_dir=str(folder / CHECKPOINTS),
         max_steps=steps,
-        per_device_train_batch_size=settings.batch_size // settings.accumulation,
+        per_device_train_batch_size=per_part,
         gradient_accumulation_steps=settings.accumulation,
         learning_rate=settings.lr,
         seed=settings.seed,
@@ -353,7 +359,6 @@ def _learn(
         train_sampling_strategy="group_by_length" if _is_ragged(dataset["length"]) else "random",
         report_to="none",
     )
-    merged = merge_repeated(dataset, settings.batch_size)
     trainer = BCTrainer(model=model, args=args, train_dataset=merged, processing_class=tokenizer)
     trainer.train(resume_from_checkpoint=checkpoint)
     record = PolicyRecord(

@@ -131,8 +131,12 @@ def first_model(
         found = find_policy(init, token=token)
         tokenizer = AutoTokenizer.from_pretrained(found.folder)
         model = AutoModelForCausalLM.from_pretrained(found.folder, dtype="float32")
-        on_hub = "@" in found.name
-        source = {"source": init.partition("@")[0], "revision": found.revision if on_hub else None}
+        # Of a folder only its name goes into records: its path is nobody's business.
+        local = Path(init).is_dir()
+        source = {
+            "source": found.name if local else init.partition("@")[0],
+            "revision": None if local else found.revision,
+        }
         return Start(model, tokenizer, source)
     kept = folder / START
     with processes().main_process_first():

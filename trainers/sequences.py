@@ -43,8 +43,11 @@ def row_collator(tokenizer: Any) -> Callable[[Sequence[dict[str, Any]]], dict[st
     return collate_rows
 
 
-def merge_repeated(dataset: Dataset, limit: int) -> Dataset:
+def merge_repeated(dataset: Dataset, limit: int, multiple_of: int = 1) -> Dataset:
     """The distinct rows of a dataset with their number as `weight`, if there are at most `limit`; else the dataset.
+
+    Rows of weight 0 make the number of rows a multiple of `multiple_of`. With the processes times the parts of a
+    batch, no process has a shorter batch, which accelerate would fill up with rows that then count twice.
 
     A task whose newest observation is a full state, such as Maze, has few distinct sequences. Where all of them fit
     into one batch, every step has the gradient of all the data: no noise, and a fraction of the work.
@@ -60,6 +63,7 @@ def merge_repeated(dataset: Dataset, limit: int) -> Dataset:
         {"input_ids": ids, "labels": row_labels, "length": len(ids), "weight": count}
         for (ids, row_labels), count in counts.items()
     ]
+    rows += [{**rows[0], "weight": 0}] * (-len(rows) % multiple_of)
     return Dataset.from_list(rows, features=Features({**SEQUENCE_FEATURES, "weight": Value("int64")}))
 
 
