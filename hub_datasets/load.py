@@ -6,10 +6,12 @@ the commit that a revision stands for, and messages that say what to do when a r
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import datasets
 from datasets import Dataset, IterableDataset, load_dataset
 from huggingface_hub import HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled
@@ -125,11 +127,32 @@ def load_starts(
 
 
 def load_split(source: Source, config: str, split: str, streaming: bool, token: str | bool | None) -> Any:
+    cache = _folder_cache(Path(source.path)) if Path(source.path).is_dir() else None
     try:
         return load_dataset(
-            source.path, config, split=split, revision=source.revision, streaming=streaming, token=token
+            source.path,
+            config,
+            split=split,
+            revision=source.revision,
+            streaming=streaming,
+            token=token,
+            cache_dir=cache,
         )
     except HUB_ERRORS as error:
         raise explain(error, f"dataset {source.path}", source.revision) from error
     except ValueError as error:  # datasets names the known configurations or splits itself
         raise ValueError(f"{source}: {error}") from error
+
+
+def _folder_cache(folder: Path) -> str:
+    """A place in datasets' cache for the folder as it is now.
+
+    datasets tells local data apart by the folder's name, its README and the files' names. So two folders, or one
+    whose files were changed, could share an entry, and the second would silently read as the first.
+    """
+    state = [
+        f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}"
+        for file in sorted(folder.resolve().rglob("*.parquet"))
+    ]
+    name = hashlib.sha256("\n".join(state).encode()).hexdigest()[:16]
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / "lmrl_folders" / name)

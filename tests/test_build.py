@@ -189,6 +189,27 @@ def test_histogram_by_hand() -> None:
     assert sum(many["counts"]) == 61 and len(many["counts"]) == 30 and many["edges"][0] == 0 and many["edges"][-1] == 60
 
 
+def test_folders_of_one_name_do_not_share_a_cache_entry(built: Path, tmp_path: Path) -> None:
+    """datasets' cache knows a folder by its name, README and files' names; these have all of them in common."""
+    from datasets import Dataset
+
+    from hub_datasets.rows import EPISODE_FEATURES, to_row
+
+    trajectories = list(load_trajectories(str(built), "validation"))
+    for place, part in (("a", trajectories[:5]), ("b", trajectories[5:])):
+        folder = tmp_path / place / "data"
+        (folder / "episodes").mkdir(parents=True)
+        (folder / "README.md").write_text(
+            "---\nconfigs:\n- config_name: episodes\n  data_files:\n  - {split: train, path: episodes/*.parquet}\n---\n"
+        )
+        rows = Dataset.from_list([to_row(t) for t in part], features=EPISODE_FEATURES)
+        rows.to_parquet(folder / "episodes/train.parquet")
+    assert list(load_trajectories(str(tmp_path / "a/data"))) == trajectories[:5]
+    assert list(load_trajectories(str(tmp_path / "b/data"))) == trajectories[5:]
+    rows.select([0]).to_parquet(tmp_path / "b/data/episodes/train.parquet")
+    assert list(load_trajectories(str(tmp_path / "b/data"))) == trajectories[5:6]
+
+
 def test_verify_prints_the_first_difference(built: Path, tmp_path: Path) -> None:
     assert verify(str(built)).problem is None
     assert verify(str(built))[1:3] == (60, 800)
