@@ -1,5 +1,5 @@
 # make demo   the whole chain on the Maze task, offline, with a report at the end
-# make test   all tests but the slow ones
+# make test   all tests but those marked slow or gpu
 # make check  formatting, lint, types
 VENV ?= .venv
 PYTHON ?= python3
@@ -7,16 +7,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 FILES := setup.cfg pyproject.toml constraints.txt
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test check clean
 
 demo: $(VENV)/.all
 	$(BIN)/lmrl demo
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -m "not slow and not gpu"
-
-test-slow: $(VENV)/.dev
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "not slow and not gpu" -n 2
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
