@@ -184,7 +184,7 @@ class Recipe(NamedTuple):
 
 
 # `tiny` is so small that it needs, and survives, large steps and batches. The rest is LMRL-Gym's Table 3.
-TINY = Recipe(5e-3, 1024, 3, 250)
+TINY = Recipe(5e-3, 1024, 3, 400)
 PRETRAINED = Recipe(1e-4, 128, 3, 1)
 
 
@@ -256,7 +256,7 @@ def train_bc(
         rule: Filter, as in `filter_trajectories`; None keeps all.
         rendering: `plain` or `chat`; None is chat for a model whose tokenizer has a chat template.
         steps: Gradient steps; None goes by `epochs`.
-        epochs: Passes over the data; None is 3, and at least 250 steps for `tiny`.
+        epochs: Passes over the data; None is 3, and at least 400 steps for `tiny`.
         batch_size: Sequences per process and gradient step, divided among `accumulation` parts.
         accumulation: Parts that a batch is computed in, to save memory; it does not change the result.
         lr: Peak learning rate; None is 5e-3 for `tiny`, else 1e-4.
