@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-BINS = 30
+MOST_BINS = 30
 MOST_BARS = 40
 
 
@@ -27,11 +28,16 @@ def histogram(returns: Sequence[float]) -> dict[str, Sequence[float]]:
         middles = [(a + b) / 2 for a, b in itertools.pairwise(distinct)]
         first, last = 2 * distinct[0] - middles[0], 2 * distinct[-1] - middles[-1]
         return {"edges": [first, *middles, last], "counts": [values[value] for value in distinct]}
-    low, width = distinct[0], (distinct[-1] - distinct[0]) / BINS
-    counts = [0] * BINS
+    low, high = distinct[0], distinct[-1]
+    if all(value == int(value) for value in distinct):  # so that every bar stands for equally many whole numbers
+        low, width = low - 0.5, float(math.ceil((high - low + 1) / MOST_BINS))
+        bins = math.ceil((high + 0.5 - low) / width)
+    else:
+        width, bins = (high - low) / MOST_BINS, MOST_BINS
+    counts = [0] * bins
     for value, count in values.items():
-        counts[min(BINS - 1, int((value - low) / width))] += count
-    return {"edges": [low + width * k for k in range(BINS)] + [distinct[-1]], "counts": counts}
+        counts[min(bins - 1, int((value - low) / width))] += count
+    return {"edges": [low + width * k for k in range(bins + 1)], "counts": counts}
 
 
 def draw_histogram(path: Path, manifest: Mapping[str, Any]) -> None:

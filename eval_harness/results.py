@@ -107,7 +107,7 @@ def put_block(card: str, task: str, block: str) -> str:
         )
     if START not in card:
         head = card.rstrip("\n") + "\n\n" if card.strip() else ""
-        return f"{head}{START}\n## Evaluation\n\n{NOTE}\n\n{block}\n{END}\n"
+        return f"{head}{START}\n## Results\n\n{NOTE}\n\n{block}\n{END}\n"
     before, _, rest = card.partition(START)
     section, _, after = rest.partition(END)
     old = re.compile(f"{re.escape(_mark(task))}.*?{re.escape(_mark(task, '/'))}", re.DOTALL)

@@ -81,7 +81,9 @@ def explain(error: Exception, what: str, revision: str | None = None) -> Excepti
     status = status_of(error)
     if isinstance(error, RevisionNotFoundError):
         return FileNotFoundError(f"{what} has no revision {revision!r}; see its branches and tags on the Hub")
-    if isinstance(error, GatedRepoError):
+    # datasets raises one class for missing, private and gated, and drops the cause; its sentence is what is left.
+    gated = isinstance(error, DatasetNotFoundError) and "gated dataset" in str(error)
+    if gated or isinstance(error, GatedRepoError):
         return PermissionError(
             f"{what} is gated: ask for access on its page on the Hub, then log in as that user with `hf auth login`"
         )

@@ -11,3 +11,5 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Two test processes with two threads each, on two cores, wait for one another far longer than they work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -185,8 +185,15 @@ def test_impossible_plans_are_refused(arguments: dict[str, object], message: str
 def test_histogram_by_hand() -> None:
     assert histogram([0, 0, -2]) == {"edges": [-3, -1, 1], "counts": [1, 2]}
     assert histogram([5, 5]) == {"edges": [4.5, 5.5], "counts": [2]}
-    many = histogram([float(n) for n in range(61)])
-    assert sum(many["counts"]) == 61 and len(many["counts"]) == 30 and many["edges"][0] == 0 and many["edges"][-1] == 60
+    whole = histogram([float(n) for n in range(-60, 1)])  # 61 numbers, at most 30 bars: 3 numbers a bar
+    assert whole["counts"] == [3] * 20 + [1]
+    assert (whole["edges"][0], whole["edges"][1], whole["edges"][-1]) == (-60.5, -57.5, 2.5)
+    parts = histogram([n / 61 for n in range(62)])
+    assert (
+        sum(parts["counts"]) == 62
+        and len(parts["counts"]) == 30
+        and parts["edges"][-1] == pytest.approx(62 / 61 - 1 / 61)
+    )
 
 
 def test_folders_of_one_name_do_not_share_a_cache_entry(built: Path, tmp_path: Path) -> None:

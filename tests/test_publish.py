@@ -98,6 +98,8 @@ def flow_overwrite(folder: Path) -> Any:
 
 def flow_rights(folder: Path) -> Any:
     """What people run into: no token, a token that only reads, somebody else's namespace, a pull request, privacy."""
+    from huggingface_hub import HfApi
+
     from hub_datasets.load import load_trajectories, resolve
     from hub_datasets.publish import publish
 
@@ -110,6 +112,8 @@ def flow_rights(folder: Path) -> Any:
     other = folder.parent / "proposal"
     build(make_plan("maze", policy="optimal", episodes={"train": 4}, config="expert"), other, workers=1)
     proposed = publish(other, "alice/open", create_pr=True, token="hf_bob")
+    publish(folder, "alice/guarded")
+    HfApi().update_repo_settings("alice/guarded", repo_type="dataset", gated="manual")
     return {
         "no_token": error_of(lambda: publish(folder, "alice/new", token=False)),
         "bad_token": error_of(lambda: publish(folder, "alice/new", token="hf_nobody")),
@@ -126,6 +130,12 @@ def flow_rights(folder: Path) -> Any:
     }
 
 
+def flow_gated(_: Path) -> Any:
+    from hub_datasets.load import load_trajectories
+
+    return error_of(lambda: list(load_trajectories("alice/guarded")))
+
+
 def flow_one_config(folder: Path) -> Any:
     from hub_datasets.publish import publish
 
@@ -140,9 +150,12 @@ if __name__ == "__main__":
 # Tests ------------------------------------------------------------------------------------------------------------
 
 
-def start_flow(name: str, folder: Path, hub: HubServer, home: Path, xet: bool) -> subprocess.Popen[str]:
+def start_flow(
+    name: str, folder: Path, hub: HubServer, home: Path, xet: bool = False, token: str = "hf_alice"
+) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, name, str(folder)]
-    return subprocess.Popen(command, env=client_environment(hub, home, xet=xet), stdout=subprocess.PIPE, text=True)
+    environment = client_environment(hub, home, token=token, xet=xet)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def result_of(process: subprocess.Popen[str]) -> Any:
@@ -244,6 +257,9 @@ def test_rights_and_pull_requests(dataset: Path, hub: HubServer, tmp_path: Path)
     assert saw["same_content_pr"][2:] == [False, None]
     assert saw["proposed"][3].endswith("/discussions/1")
     assert saw["proposed_rows"] == 4
+    # With a cache of its own: datasets falls back to what the machine already has.
+    kind, message = result_of(start_flow("gated", dataset, hub, tmp_path / "home-of-bob", token="hf_bob"))
+    assert (kind, message[:51]) == ("PermissionError", "dataset alice/guarded is gated: ask for access on i"), message
 
 
 @pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
