@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, EvalResultEntry, HfApi, eval_result_entries_to_yaml
@@ -17,7 +16,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, EvalResultEntry, HfA
 from env_servers.tasks import load_task
 from eval_harness.report import NOTE, cells, column_titles, escape_markdown, scale_names, settings
 from eval_harness.score import ScoredRun
-from hub_datasets.hub import HUB_ERRORS, explain, with_retries
+from hub_datasets.hub import HUB_ERRORS, Published, explain, with_retries
 from hub_datasets.load import ORGANISATION
 
 CARD = "README.md"
@@ -27,22 +26,6 @@ CARD_SETTINGS = (
     "revision", "dtype", "rendering", "temperature", "top k", "top p", "max new tokens",
     "options of the task", "split", "seed", "starts from", "versions", "began",
 )  # fmt: skip
-
-
-class Pushed(NamedTuple):
-    """What became of the results.
-
-    Attributes:
-        repo_id: The model's repository.
-        revision: Commit sha that holds them, also where nothing had to be committed.
-        changed: False where the repository already held the very same.
-        pull_request: Address of the pull request, if one was asked for.
-    """
-
-    repo_id: str
-    revision: str
-    changed: bool
-    pull_request: str | None
 
 
 def result_entry(run: ScoredRun, source_url: str | None = None) -> EvalResultEntry:
@@ -125,7 +108,7 @@ def push_results(
     source_url: str | None = None,
     token: str | bool | None = None,
     api: HfApi | None = None,
-) -> Pushed:
+) -> Published:
     """Put a run's results on the Hub, both files in one commit on top of what is there.
 
     Args:
@@ -154,7 +137,7 @@ def push_results(
         raise explain(error, f"model {repo_id}") from error
 
 
-def _commit(api: HfApi, run: ScoredRun, repo_id: str, create_pr: bool, source_url: str | None) -> Pushed:
+def _commit(api: HfApi, run: ScoredRun, repo_id: str, create_pr: bool, source_url: str | None) -> Published:
     """One attempt on top of the newest commit; the Hub refuses it if another one came between."""
     head = api.model_info(repo_id).sha
     assert head is not None
@@ -164,7 +147,7 @@ def _commit(api: HfApi, run: ScoredRun, repo_id: str, create_pr: bool, source_ur
     new = {path: render_yaml(run, source_url), CARD: put_block(old_card, run.header.task, render_block(run))}
     old = {CARD: old_card, path: _read(api, repo_id, head, path) if path in present else ""}
     if new == old:
-        return Pushed(repo_id, head, False, None)
+        return Published(repo_id, head, False, None)
     commit: CommitInfo = api.create_commit(
         repo_id,
         [CommitOperationAdd(name, text.encode()) for name, text in new.items() if text != old[name]],
@@ -172,7 +155,7 @@ def _commit(api: HfApi, run: ScoredRun, repo_id: str, create_pr: bool, source_ur
         parent_commit=head,
         create_pr=create_pr,
     )
-    return Pushed(repo_id, commit.oid, True, commit.pr_url)
+    return Published(repo_id, commit.oid, True, commit.pr_url)
 
 
 def _read(api: HfApi, repo_id: str, revision: str, path: str) -> str:

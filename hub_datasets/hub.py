@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import httpx2
 from datasets.exceptions import DatasetNotFoundError
@@ -24,6 +24,22 @@ HUB_ERRORS = (httpx2.HTTPError, DatasetNotFoundError, HFValidationError)
 # 409: another commit is being made; 412: the branch moved on; the rest: the server is busy or broken.
 RETRIED_STATUS = frozenset({409, 412, 429, 500, 502, 503, 504})
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds
+
+
+class Published(NamedTuple):
+    """What became of a dataset or of results.
+
+    Attributes:
+        repo_id: The repository.
+        revision: Commit sha that holds them, also where nothing had to be committed.
+        changed: False where the repository already held the very same.
+        pull_request: Address of the pull request, if one was asked for.
+    """
+
+    repo_id: str
+    revision: str
+    changed: bool
+    pull_request: str | None
 
 
 def status_of(error: BaseException) -> int | None:

@@ -11,7 +11,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2
 from datasets import load_dataset
@@ -19,25 +19,9 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.hf_api import RepoFile
 
 from dataset_cards.render import edited_by_hand, render_card
-from hub_datasets.hub import HUB_ERRORS, explain, status_of, with_retries
+from hub_datasets.hub import HUB_ERRORS, Published, explain, status_of, with_retries
 from hub_datasets.load import STARTS
 from hub_datasets.manifest import NAME, Manifest, check_format, file_sha256, files_of, read_manifests, sort_manifests
-
-
-class Published(NamedTuple):
-    """What became of a dataset.
-
-    Attributes:
-        repo_id: Its repository.
-        revision: Commit sha that holds it, also where nothing had to be committed.
-        changed: False where the repository already held the very same.
-        pull_request: Address of the pull request, if one was asked for.
-    """
-
-    repo_id: str
-    revision: str
-    changed: bool
-    pull_request: str | None
 
 
 def publish(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from env_servers.policy import Context, Policy, ScriptedPolicy
@@ -191,9 +192,9 @@ class Maze(Env):
 class MazePartiallyObserved(Maze):
     """The maze where only the walls around are told. Options as in `Maze`."""
 
-    spec: ClassVar[TaskSpec] = TaskSpec(
+    spec: ClassVar[TaskSpec] = replace(
+        Maze.spec,
         id="maze_po",
-        version="1.0",
         title="Maze (partially observed)",
         summary="Walk to the goal of a small maze, reading only the walls around, so past moves must be remembered.",
         instructions=(
@@ -202,13 +203,6 @@ class MazePartiallyObserved(Maze):
             "these lines and nothing else: move left, move right, move up, move down"
         ),
         memory=20,
-        max_turns=STEP_LIMIT + 1,
-        max_action_tokens=8,
-        min_return=-4.0 * STEP_LIMIT - 1,
-        max_return=0.0,
-        end_reasons=("goal", "turn_limit"),
-        test_episodes=800,
-        test_starts=Maze.spec.test_starts,
         normalisations={
             "paper": Normalisation(-101.0, -83.0, -25.75, "LMRL-Gym, Table 5"),
             "lmrl": Normalisation(
@@ -218,7 +212,6 @@ class MazePartiallyObserved(Maze):
                 "lowest return with legal moves; uniform random, exact; best memory policy, exact",
             ),
         },
-        paper=Maze.spec.paper,
     )
 
     def _observe(self) -> str:
