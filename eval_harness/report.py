@@ -312,5 +312,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A name that a narrow column may break after each slash."""
-    return escape(name).replace("/", "/<wbr>")
+    """A name that a narrow column may break after each slash and colon."""
+    return "".join(escape(sign) + ("<wbr>" if sign in "/:" else "") for sign in name)
