@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from importlib.resources import files
 
 import pytest
 import torch
@@ -248,3 +249,48 @@ def test_a_template_that_pads_the_answer_with_spaces() -> None:
     made = Renderer(tokenizer, MAZE, "chat")
     assert tokenizer.decode(made.action_ids("move up")) == " move up <|im_end|>"
     assert made.action_text(made.action_ids("move up")) == "move up"
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("qwen2_5", "<|im_end|>"),
+        ("qwen3", "<|im_end|>"),
+        ("llama3", "<|eot_id|>"),
+        ("phi3", "<|end|>"),
+        ("gemma", "<end_of_turn>"),
+        ("lfm2", "<|im_end|>"),
+        ("cohere", "<|END_OF_TURN_TOKEN|>"),
+    ],
+)
+def test_templates_of_known_models_read_as_the_template_renders_them(name: str, end: str) -> None:
+    """The templates that TRL ships, with a tokenizer that has their special tokens."""
+    tokenizer = plain_tokenizer()
+    special = [
+        end,
+        "<|im_start|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|user|>",
+        "<|assistant|>",
+        "<|system|>",
+    ]
+    tokenizer.add_special_tokens({"additional_special_tokens": [*special, "<start_of_turn>", "<think>", "</think>"]})
+    tokenizer.bos_token = "<|endoftext|>"
+    tokenizer.chat_template = files("trl").joinpath(f"chat_templates/{name}.jinja").read_text()
+    made = Renderer(tokenizer, MAZE_PO, "chat", memory=None, max_length=20_000)
+    trajectory = maze_episodes("maze_po", 1)[0]
+    (sequence,) = encode(trajectory, made)
+    pairs = zip(sequence.input_ids, sequence.action_mask, strict=True)
+    runs = [[token for token, _ in run] for acts, run in itertools.groupby(pairs, key=lambda pair: pair[1]) if acts]
+    assert [tokenizer.decode(run) for run in runs] == [turn.action + end for turn in trajectory.turns]
+    last = trajectory.turns[-1]
+    messages = [{"role": "system", "content": MAZE_PO.instructions}]
+    for turn in trajectory.turns[:-1]:
+        messages += [{"role": "user", "content": turn.observation}, {"role": "assistant", "content": turn.action}]
+    messages.append({"role": "user", "content": last.observation})
+    if name == "gemma":  # takes no system role
+        head = messages.pop(0)["content"]
+        messages[0] = {"role": "user", "content": f"{head}\n\n{messages[0]['content']}"}
+    prompt = tokenizer.decode(made.prompt_ids(trajectory.turns[:-1], last.observation))
+    assert prompt == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
