@@ -183,8 +183,10 @@ class Recipe(NamedTuple):
     min_steps: int
 
 
-# `tiny` is so small that it needs, and survives, large steps and batches. The rest is LMRL-Gym's Table 3.
+# `tiny` is so small that it needs, and survives, large steps, and where a sequence is one turn, large batches.
+# The rest is LMRL-Gym's Table 3.
 TINY = Recipe(5e-3, 1024, 3, 400)
+TINY_WITH_HISTORY = Recipe(2e-3, 128, 3, 400)
 PRETRAINED = Recipe(1e-4, 128, 3, 1)
 
 
@@ -257,9 +259,10 @@ def train_bc(
         rendering: `plain` or `chat`; None is chat for a model whose tokenizer has a chat template.
         steps: Gradient steps; None goes by `epochs`.
         epochs: Passes over the data; None is 3, and at least 400 steps for `tiny`.
-        batch_size: Sequences per process and gradient step, divided among `accumulation` parts.
+        batch_size: Sequences per process and gradient step, divided among `accumulation` parts; None is 1024 for
+            `tiny` on a task whose newest observation is all that it reads, else 128.
         accumulation: Parts that a batch is computed in, to save memory; it does not change the result.
-        lr: Peak learning rate; None is 5e-3 for `tiny`, else 1e-4.
+        lr: Peak learning rate; None is 5e-3 for `tiny` there, 2e-3 for `tiny` elsewhere, else 1e-4.
         max_length: Most tokens of a sequence; None is the model's limit, at most 1024.
         seed: Of first weights and order.
         push_to_hub: Repository to put the policy into.
@@ -276,7 +279,8 @@ def train_bc(
         ConnectionError: The Hub could not be reached.
     """
     folder, state = Path(output_dir), processes()
-    recipe = TINY if init == "tiny" else PRETRAINED
+    tiny = TINY if load_task(task).spec.memory == 0 else TINY_WITH_HISTORY
+    recipe = tiny if init == "tiny" else PRETRAINED
     if steps is not None and epochs is not None:
         raise ValueError(f"both steps ({steps}) and epochs ({epochs}) are given; give one of them")
     for option, value in {"steps": steps, "epochs": epochs, "batch_size": batch_size, "lr": lr}.items():
@@ -284,7 +288,6 @@ def train_bc(
             raise ValueError(f"{option} is {value}; it must be above 0")
     if rule is not None:
         check_rule(rule)
-    load_task(task)
     if push_to_hub is not None and state.is_main_process:
         make_repository(push_to_hub, private=private, token=token)
     data = resolve(source, revision, token)
