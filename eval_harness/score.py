@@ -6,7 +6,6 @@ still going can be scored too; with `replay`, every episode's actions are played
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from env_servers.scores import EpisodeScore, Normalisation, Summary, normalize, 
 from env_servers.tasks import load_task
 from env_servers.trajectory import Trajectory
 from eval_harness.log import Header, read_episodes, read_header
+from hub_datasets.manifest import as_json
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,12 @@ def to_record(run: ScoredRun) -> dict[str, Any]:
     return {
         "episodes": run.summary.episodes,
         "complete": run.complete,
-        "summary": {name: _json_value(value) for name, value in run.summary._asdict().items()},
-        "normalized": {name: _json_value(value) for name, value in run.normalized.items()},
+        "summary": as_json(run.summary),
+        "normalized": dict(run.normalized),
         "end_reasons": dict(run.end_reasons),
         "cut_actions": run.cut_actions,
         "header": asdict(run.header),
     }
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_json_value(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _check_replay(folder: Path, trajectory: Trajectory) -> None:
