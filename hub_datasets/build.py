@@ -164,28 +164,28 @@ def build(
 def _prepare(plan: Plan, folder: Path, work: Path, overwrite: bool) -> Manifest | None:
     """Make the folder ready for the plan; the manifest if the plan has been built there already."""
     written, begun = folder / plan.config / NAME, work / "plan.json"
-    as_json = asdict(plan)
+    wanted = asdict(plan)
     if not overwrite and written.exists():
         manifest: Manifest = loads(written.read_text())
-        if manifest["plan"] == as_json and all(_same(folder, file) for file in files_of(manifest)):
+        if manifest["plan"] == wanted and all(_same(folder, file) for file in files_of(manifest)):
             return manifest
         raise FileExistsError(
             f"{folder} already has a dataset {plan.config!r}, built from another plan or changed since; build into "
             "another folder, or pass --overwrite to replace it"
         )
-    if not overwrite and begun.exists() and loads(begun.read_text()) != as_json:
+    if not overwrite and begun.exists() and loads(begun.read_text()) != wanted:
         raise FileExistsError(
             f"{folder} has an unfinished build of {plan.config!r} from another plan; run that command again to finish "
             "it, build into another folder, or pass --overwrite to start anew"
         )
     if folder.exists() and any(folder.iterdir()) and not begun.exists() and not list(folder.glob(f"*/{NAME}")):
         raise FileExistsError(f"{folder} is not empty and holds no dataset; build into another folder")
-    if overwrite and not (begun.exists() and loads(begun.read_text()) == as_json):
+    if overwrite and not (begun.exists() and loads(begun.read_text()) == wanted):
         shutil.rmtree(folder / plan.config, ignore_errors=True)
         shutil.rmtree(work, ignore_errors=True)
     for needed in (folder / plan.config, folder / STARTS, work):
         needed.mkdir(parents=True, exist_ok=True)
-    write_json(begun, as_json)
+    write_json(begun, wanted)
     return None
 
 

@@ -135,10 +135,8 @@ def test_bc_is_the_behavior_policy_and_filtered_bc_is_better(tmp_path: Path) -> 
         train_bc("maze", str(tmp_path / "data"), tmp_path / name, rule=rule)
         values[name] = expected_return(model_table(load_policy(str(tmp_path / name), task="maze", device="cpu")))
     collector, said = expected_return(behavior_table()), expected_return(data_table(train))
-    print(
-        f"\nexact returns: collector {collector:.2f}, data {said:.2f}, "
-        + str({n: round(v, 2) for n, v in values.items()})
-    )
+    exact = {"collector": collector, "data": said, **values}
+    print("\nexact returns:", {name: round(value, 2) for name, value in exact.items()})
     assert collector == pytest.approx(-40.2, abs=0.05)
     assert values["bc"] == pytest.approx(said, abs=1.5)
     assert values["bc"] == pytest.approx(collector, abs=2.5)
