@@ -37,7 +37,7 @@ class Trajectory:
         final_observation: What the environment said after the last action, or None.
         terminated: The task itself ended (goal reached, game lost). A value estimate must not bootstrap.
         truncated: The episode was cut (turn limit, the collector stopped). A value estimate must bootstrap.
-        end_reason: Why it ended: one of the task's `end_reasons`, or the collector's reason where `play` was told to stop.
+        end_reason: Why it ended: one of the task's `end_reasons`, or the reason for which the collector cut it.
         success: The task's own predicate, never "return above zero".
         num_invalid: Number of actions that the task could not understand or did not allow.
         behavior_policy: Name of the policy that acted.
