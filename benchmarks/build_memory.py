@@ -16,7 +16,8 @@ import tempfile
 CHILD = """
 import resource, sys, time
 from pathlib import Path
-from hub_datasets.build import build, make_plan
+from hub_datasets.build import build
+from hub_datasets.plan import make_plan
 if __name__ == "__main__":
     begin = time.perf_counter()
     build(make_plan(sys.argv[1], episodes={"train": int(sys.argv[2])}), Path(sys.argv[3]), workers=int(sys.argv[4]))

@@ -10,6 +10,7 @@ the best of `--repeats` rounds, which take turns so that a slow moment of the ma
 from __future__ import annotations
 
 import argparse
+import random
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from pathlib import Path
 
 from env_servers.play import episode_starts, play
 from env_servers.policy import Context
-from env_servers.seeding import policy_rng
+from env_servers.seeding import policy_seed
 from env_servers.tasks import make_env, make_policy
 from env_servers.trajectory import Turn
-from hub_datasets.build import build, make_plan
+from hub_datasets.build import build
+from hub_datasets.plan import make_plan
 
 
 def plain_loop(task: str, policy_name: str, episodes: int) -> int:
@@ -28,9 +30,15 @@ def plain_loop(task: str, policy_name: str, episodes: int) -> int:
     policy, steps = make_policy(task, policy_name), 0
     env = make_env(task)
     for start in episode_starts(task, "train", range(episodes)):
-        observation, rng, turns, done = env.reset(start.seed), policy_rng(start.seed), list[Turn](), False
+        observation, rng, turns, done = (
+            env.reset(start.seed),
+            random.Random(policy_seed(start.seed)),
+            list[Turn](),
+            False,
+        )
         while not done:
-            action = policy.act([Context(env.spec, turns, observation, rng, env.info)])[0].text
+            context = Context(env.spec, turns, observation, rng, env.info, policy_seed(start.seed))
+            action = policy.act([context])[0].text
             step = env.step(action)
             turns.append(Turn(observation, action, step.reward))
             observation, done, steps = step.observation, step.done, steps + 1

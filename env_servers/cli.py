@@ -11,10 +11,15 @@ import os
 import random
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from env_servers.policy import Policy
+    from env_servers.task import Env
 
 # Sub-command: module and typer app. Their modules import nothing heavy at the top.
 ROOMS: Mapping[str, str] = {
@@ -92,16 +97,24 @@ def play(
     option: Annotated[list[str] | None, typer.Option(help="Option of the environment, as NAME=VALUE.")] = None,
 ) -> None:
     """Play one episode in the terminal, or watch a scripted policy play it."""
-    from env_servers.policy import Context
-    from env_servers.seeding import policy_rng
     from env_servers.tasks import make_env, make_policy
-    from env_servers.trajectory import Turn
 
     env = make_env(task, parse_options(option))
     player = None if policy is None else make_policy(task, policy)
     chosen = random.SystemRandom().randrange(2**31) if seed is None else seed
-    observation, rng, turns = env.reset(chosen), policy_rng(chosen), list[Turn]()
-    typer.echo(f"{env.spec.title}, seed {chosen}\n{env.spec.instructions}\n")
+    env.prepare()
+    with env.running(), closing(env):
+        _play_one(env, player, chosen)
+
+
+def _play_one(env: Env, player: Policy | None, seed: int) -> None:
+    from env_servers.policy import Context
+    from env_servers.seeding import policy_seed
+    from env_servers.trajectory import Turn
+
+    observation, turns, drawn = env.reset(seed), list[Turn](), policy_seed(seed)
+    rng = random.Random(drawn)
+    typer.echo(f"{env.spec.title}, seed {seed}\n{env.spec.instructions}\n")
     while True:
         if picture := env.draw():
             typer.echo(picture)
@@ -113,7 +126,7 @@ def play(
                 typer.echo("\nleft before the end")
                 return
         else:
-            action = player.act([Context(env.spec, turns, observation, rng, env.info)])[0].text
+            action = player.act([Context(env.spec, turns, observation, rng, env.info, drawn)])[0].text
             typer.echo(f"> {action}")
         step = env.step(action)
         turns.append(Turn(observation, action, step.reward))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from env_servers.policy import Action, Context, Policy
-from env_servers.seeding import episode_seed, policy_rng
-from env_servers.task import Env, Step
+from env_servers.seeding import episode_seed, policy_seed
+from env_servers.task import Env, EpisodeError, Step
 from env_servers.tasks import load_task, make_env
 from env_servers.trajectory import Trajectory, Turn
 
@@ -37,6 +37,13 @@ class Played(NamedTuple):
     trajectory: Trajectory
     actions: tuple[Action, ...]
     legal: tuple[bool, ...]
+
+
+class Failure(NamedTuple):
+    """An episode that something outside the task kept from being finished."""
+
+    start: Start
+    error: EpisodeError
 
 
 def episode_starts(
@@ -62,6 +69,7 @@ def play(
     slots: int = 32,
     run_seed: int = 0,
     stop: Stop | None = None,
+    on_failure: Callable[[Failure], None] | None = None,
     env_maker: Callable[[str, Mapping[str, Any]], Env] = make_env,
 ) -> Iterator[Played]:
     """Play episodes, and yield each as it ends.
@@ -74,6 +82,8 @@ def play(
         run_seed: Gives the policy other random numbers on the same episodes.
         stop: Asked before each action; a reason it returns cuts the episode there (truncated). At least one
             action is played.
+        on_failure: Told of each episode that something outside the task kept from being finished; the others go
+            on. None lets the first such error end the run.
         env_maker: Builds an environment from task id and options.
 
     Yields:
@@ -81,29 +91,68 @@ def play(
 
     Raises:
         ValueError: `slots` is below 1, or the policy did not give one action per context.
+        EpisodeError: Something outside the task failed, and there is no `on_failure`.
     """
     if slots < 1:
         raise ValueError(f"slots is {slots}; at least 1 episode must be playing")
     queue = iter(starts)
     playing: list[_Slot] = []
-    try:
-        while True:
-            while len(playing) < slots and (start := next(queue, None)) is not None:
-                playing.append(_Slot(task, start, env_maker(task, start.env_kwargs), policy_rng(start.seed, run_seed)))
-            if not playing:
-                return
-            contexts = [slot.context() for slot in playing]
-            actions = policy.act(contexts)
-            if len(actions) != len(contexts):
-                raise ValueError(f"policy {policy.name!r} gave {len(actions)} actions for {len(contexts)} contexts")
-            finished = [s for s, action in zip(playing, actions, strict=True) if s.step(action, stop)]
-            playing = [slot for slot in playing if slot.end is None]
-            for slot in finished:
+    with load_task(task).running():
+        try:
+            while True:
+                while len(playing) < slots and (start := next(queue, None)) is not None:
+                    slot = _Slot(task, start, env_maker(task, start.env_kwargs), run_seed)
+                    playing.append(slot)
+                    slot.reset()
+                if not playing:
+                    return
+                active = [slot for slot in playing if slot.error is None]
+                contexts = [slot.context() for slot in active]
+                actions = policy.act(contexts) if contexts else []
+                if len(actions) != len(contexts):
+                    raise ValueError(f"policy {policy.name!r} gave {len(actions)} actions for {len(contexts)} contexts")
+                for slot, action in zip(active, actions, strict=True):
+                    slot.step(action, stop)
+                left = [slot for slot in playing if slot.over]
+                playing = [slot for slot in playing if not slot.over]
+                for slot in left:
+                    slot.env.close()
+                    if slot.error is None:
+                        yield slot.played(policy.name)
+                    elif on_failure is None:
+                        raise slot.error
+                    else:
+                        on_failure(Failure(slot.start, slot.error))
+        finally:
+            for slot in playing:
                 slot.env.close()
-                yield slot.played(policy.name)
-    finally:
-        for slot in playing:
-            slot.env.close()
+
+
+def play_through(
+    task: str, policy: Policy, starts: Iterable[Start], *, attempts: int = 3, slots: int = 32, stop: Stop | None = None
+) -> Iterator[Played]:
+    """Like `play`, but an episode that something outside the task kept from being finished is played again.
+
+    Args:
+        task: Task id.
+        policy: As in `play`.
+        starts: As in `play`.
+        attempts: How often an episode may be begun.
+        slots: As in `play`.
+        stop: As in `play`.
+
+    Raises:
+        EpisodeError: An episode failed in every attempt.
+    """
+    todo: Iterable[Start] = starts
+    for attempt in range(attempts):
+        failures: list[Failure] = []
+        yield from play(task, policy, todo, slots=slots, stop=stop, on_failure=failures.append)
+        if not failures:
+            return
+        if attempt == attempts - 1:
+            raise failures[0].error
+        todo = [failure.start for failure in failures]
 
 
 class _End(NamedTuple):
@@ -119,21 +168,38 @@ class _Slot:
     task: str
     start: Start
     env: Env
-    rng: random.Random
+    run_seed: int
     turns: list[Turn] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     legal: list[bool] = field(default_factory=list)
+    observation: str = ""
     end: _End | None = None
+    error: EpisodeError | None = None
 
     def __post_init__(self) -> None:
-        self.observation = self.env.reset(self.start.seed)
+        self.seed = policy_seed(self.start.seed, self.run_seed)
+        self.rng = random.Random(self.seed)
+
+    @property
+    def over(self) -> bool:
+        return self.end is not None or self.error is not None
+
+    def reset(self) -> None:
+        try:
+            self.observation = self.env.reset(self.start.seed)
+        except EpisodeError as error:
+            self.error = error
 
     def context(self) -> Context:
-        return Context(self.env.spec, self.turns, self.observation, self.rng, self.env.info)
+        return Context(self.env.spec, self.turns, self.observation, self.rng, self.env.info, self.seed)
 
-    def step(self, action: Action, stop: Stop | None) -> bool:
-        """Play the action; whether the episode is over."""
-        step: Step = self.env.step(action.text)
+    def step(self, action: Action, stop: Stop | None) -> None:
+        """Play the action, and note whether the episode is over."""
+        try:
+            step: Step = self.env.step(action.text)
+        except EpisodeError as error:
+            self.error = error
+            return
         self.turns.append(Turn(self.observation, action.text.removesuffix("\n"), step.reward))
         self.actions.append(action)
         self.legal.append(step.legal)
@@ -143,11 +209,12 @@ class _Slot:
             self.end = _End(step.terminated, step.end_reason, step.success)
         elif stop is not None and (reason := stop(self.context())) is not None:
             self.end = _End(False, reason, False)
-        return self.end is not None
 
     def played(self, policy_name: str) -> Played:
         assert self.end is not None
-        spec, start = self.env.spec, self.start
+        spec, start, info = self.env.spec, self.start, self.env.info
+        if any(action.info is not None for action in self.actions):
+            info = {**info, "policy": [action.info for action in self.actions]}
         trajectory = Trajectory(
             task=self.task,
             task_version=spec.version,
@@ -163,7 +230,7 @@ class _Slot:
             success=self.end.success,
             num_invalid=self.legal.count(False),
             behavior_policy=policy_name,
-            info=self.env.info,
+            info=info,
         )
         return Played(trajectory, tuple(self.actions), tuple(self.legal))
 
@@ -181,9 +248,14 @@ class Difference(NamedTuple):
 
 
 def replay(trajectory: Trajectory, env_maker: Callable[[str, Mapping[str, Any]], Env] = make_env) -> Difference | None:
-    """Play a record's actions again; None if every observation, reward and the end are the same."""
+    """Play a record's actions again; None if every observation, reward and the end are the same.
+
+    What an opponent or partner did is taken from the record, too.
+    """
     env = env_maker(trajectory.task, trajectory.env_kwargs)
+    number = 0
     try:
+        env.follow(trajectory)
         observation, step, invalid = env.reset(trajectory.seed), None, 0
         for number, turn in enumerate(trajectory.turns):
             if step is not None and step.done:
@@ -196,6 +268,8 @@ def replay(trajectory: Trajectory, env_maker: Callable[[str, Mapping[str, Any]],
             observation, invalid = step.observation, invalid + (not step.legal)
         assert step is not None, "a trajectory has at least one turn"
         return _compare_end(trajectory, step, invalid)
+    except EpisodeError as error:
+        return Difference(number, "episode", "went on", str(error))
     finally:
         env.close()
 

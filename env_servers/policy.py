@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from env_servers.seeding import hash_seed
 from env_servers.task import TaskSpec
 from env_servers.trajectory import Turn
 
@@ -23,6 +24,7 @@ class Context(NamedTuple):
         observation: The newest observation, which the action answers.
         rng: The episode's own generator, the only source of randomness a policy may use.
         info: `Env.info`, for scripted policies alone: it holds the secrets.
+        seed: What `rng` was seeded with; the same throughout the episode.
     """
 
     spec: TaskSpec
@@ -30,6 +32,11 @@ class Context(NamedTuple):
     observation: str
     rng: random.Random
     info: Mapping[str, Any]
+    seed: int = 0
+
+    def once(self) -> random.Random:
+        """A generator that begins anew at each action, for what a policy draws once for the whole episode."""
+        return random.Random(hash_seed("once", self.seed))
 
 
 class Action(NamedTuple):
@@ -41,6 +48,7 @@ class Action(NamedTuple):
         token_ids: Sampled ids, the terminator included where it was sampled.
         logprobs: Log-probabilities of `token_ids` under the sampling distribution.
         finish_reason: `stop` (the model ended the action itself) or `length` (the token budget cut it).
+        info: A JSON value on how the action came about; an episode's row holds the list of them.
     """
 
     text: str
@@ -48,6 +56,7 @@ class Action(NamedTuple):
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     finish_reason: str | None = None
+    info: Any = None
 
 
 class Policy(Protocol):

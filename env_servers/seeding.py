@@ -7,7 +7,6 @@ every seed is the SHA-256 of a name, so test episodes never meet training episod
 from __future__ import annotations
 
 import hashlib
-import random
 
 SPLITS = ("train", "validation", "test")
 
@@ -31,10 +30,10 @@ def episode_seed(task: str, version: str, split: str, index: int) -> int:
     return hash_seed("episode", task, version, split, index)
 
 
-def policy_rng(seed: int, run_seed: int = 0) -> random.Random:
-    """The generator that a policy draws from in the episode with `seed`.
+def policy_seed(seed: int, run_seed: int = 0) -> int:
+    """The seed of the generator that a policy draws from in the episode with `seed`.
 
     It is a stream of its own, so what the policy draws never shifts what the environment draws, and the same
     episode is played the same way whatever else is played beside it.
     """
-    return random.Random(hash_seed("policy", seed, run_seed))
+    return hash_seed("policy", seed, run_seed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from env_servers.policy import Policy
     from env_servers.scores import Normalisation
+    from env_servers.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class TaskSpec:
         test_starts: Keyword arguments of the environment that the test episodes go through in turn.
         normalisations: Scales for `scores.normalize`, by name; `paper` is LMRL-Gym's Table 5, `lmrl` is ours.
         paper: Row of LMRL-Gym's Table 1 for the offline data: size, mean and std of length and return, success.
+        repeatable: Options under which the same seed and actions always give the same episode. Empty where that
+            holds anyway; a task with an opponent or partner that draws for itself names one that does not.
     """
 
     id: str
@@ -56,6 +60,15 @@ class TaskSpec:
     test_starts: tuple[Mapping[str, Any], ...] = ({},)
     normalisations: Mapping[str, Normalisation] = field(default_factory=dict)
     paper: Mapping[str, float] = field(default_factory=dict)
+    repeatable: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EpisodeError(RuntimeError):
+    """An episode that cannot be finished, since something outside the task failed: an engine, a partner, a server.
+
+    It says nothing about the policy. So it is counted apart and never as a result, and the episode may be played
+    again.
+    """
 
 
 class Step(NamedTuple):
@@ -114,7 +127,8 @@ class Env(ABC):
         """Start the episode that `seed` stands for.
 
         Args:
-            seed: Non-negative integer. The same seed and actions give the same episode, on every machine.
+            seed: Non-negative integer. The same seed and actions give the same episode, on every machine (where
+                the task has `spec.repeatable`, with those options).
 
         Returns:
             The first observation.
@@ -122,6 +136,7 @@ class Env(ABC):
         Raises:
             TypeError: The seed is not an integer.
             ValueError: The seed is negative.
+            EpisodeError: Something outside the task failed.
         """
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"{self.spec.id}: the seed is {seed!r}; it must be an integer")
@@ -139,13 +154,18 @@ class Env(ABC):
         Raises:
             TypeError: The action is not a string.
             RuntimeError: `reset` was not called, or the episode is over.
+            EpisodeError: Something outside the task failed; the episode is over.
         """
         if not isinstance(action, str):
             raise TypeError(f"{self.spec.id}: the action is {action!r}; it must be a string")
         if not self._playing:
             again = "the episode is over" if self._finished else "there is no episode yet"
             raise RuntimeError(f"{self.spec.id}: {again}; call reset(seed) before step(action)")
-        step = self._step(action.removesuffix("\n"))
+        try:
+            step = self._step(action.removesuffix("\n"))
+        except EpisodeError:
+            self._playing, self._finished = False, True
+            raise
         if step.done:
             self._playing, self._finished = False, True
         return step
@@ -171,3 +191,23 @@ class Env(ABC):
     def close(self) -> None:
         """Free what the environment holds; it may be called more than once."""
         return None
+
+    def prepare(self) -> None:
+        """Find what the episodes need from outside (an engine, a partner), so that a lack is told before a run begins.
+
+        Raises:
+            ValueError: It is missing, or cannot do what the options ask of it.
+        """
+        return None
+
+    def follow(self, trajectory: Trajectory) -> None:
+        """From the next `reset` on, take from this record what an opponent or partner did, instead of asking one.
+
+        A record that does not fit the rules raises `EpisodeError` when it is reached.
+        """
+        return None
+
+    @classmethod
+    def running(cls) -> AbstractContextManager[object]:
+        """Held while many episodes are played: what they share (engine processes) then outlives the single one."""
+        return nullcontext()

@@ -59,8 +59,9 @@ def _run(output: Path, namespace: str, episodes: int) -> Path:
     from eval_harness.report import to_table, write_html
     from eval_harness.results import push_results
     from eval_harness.run import run
-    from hub_datasets.build import build, make_plan
+    from hub_datasets.build import build
     from hub_datasets.cli import print_statistics
+    from hub_datasets.plan import make_plan
     from hub_datasets.publish import publish
     from trainers.bc import train_bc
 

@@ -2,6 +2,7 @@
 
     header.json      what was asked for: task, model, seed, starts, settings; written before the first episode
     episodes.jsonl   one line per finished episode: the row of `hub_datasets.rows`, `actions`, and a checksum
+    failures.jsonl   episodes that something outside the task kept from being finished (an engine died), if any
     timing.jsonl     wall-clock seconds, apart from the episodes so that equal runs have equal episode files
     results.json     the scores, once the run is complete (`eval_harness.run`)
 
@@ -20,22 +21,21 @@ import hashlib
 import json
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from env_servers.play import Played, Start
+from env_servers.play import Failure, Played, Start
 from env_servers.trajectory import Trajectory
+from hub_datasets.journal import encode_line, open_to_append, read_lines
 from hub_datasets.rows import EPISODE_FEATURES, from_row, to_row, to_start_row
 
 FORMAT = 1
-HEADER, EPISODES, TIMING, RESULTS, LOCK = "header.json", "episodes.jsonl", "timing.jsonl", "results.json", ".lock"
+HEADER, EPISODES, FAILURES, TIMING = "header.json", "episodes.jsonl", "failures.jsonl", "timing.jsonl"
+RESULTS, LOCK = "results.json", ".lock"
 UNFINISHED = ".new"  # a file that is written beside and then renamed
 SYNC_SECONDS = 1.0
-_MARK, _END = b',"checksum":"', b'"}\n'
-_TAIL = len(_MARK) + 8 + len(_END)
 
 Key = tuple[str, int]  # split and index: names an episode within a run
 
@@ -166,7 +166,7 @@ class RunLog:
                 self._check(read_header(folder))
             else:  # nothing was played, so there is nothing that other settings could spoil
                 write_json(folder / HEADER, {"format": FORMAT, **asdict(header)})
-            self._file = self._open_episodes(end)
+            self._file, self.dropped = open_to_append(folder / EPISODES, end)
             self._timing = (folder / TIMING).open("a", encoding="utf-8")
         except BaseException:
             self._unlock()
@@ -190,11 +190,17 @@ class RunLog:
         if time.monotonic() - self._synced >= SYNC_SECONDS:
             self._sync()
 
+    def fail(self, failure: Failure) -> None:
+        """Note an episode that could not be finished. It stays to be played."""
+        start, error = failure
+        with (self.folder / FAILURES).open("ab") as file:
+            file.write(encode_line({"split": start.split, "index": start.index, "error": str(error)}))
+
     def complete(self) -> None:
         """Put the lines in the order of the episodes, atomically. To be called once all are played."""
         self._sync()
         path = self.folder / EPISODES
-        lines = [(_key(line.record), line.start, line.end) for line in _lines(path)]
+        lines = [(_key(line.record), line.start, line.end) for line in read_lines(path)]
         if lines == sorted(lines):
             return
 
@@ -244,19 +250,12 @@ class RunLog:
     def _read_done(self) -> int:
         """Note the episodes that are there; where the last whole line ends."""
         path, end = self.folder / EPISODES, 0
-        for line in _lines(path):
+        for line in read_lines(path):
             key = _key(line.record)
             if key in self.done:
                 raise ValueError(f"{path}, line {line.number}: episode {key[0]} {key[1]} is there twice; delete one")
             self.done[key], end = line.record["episode_return"], line.end
         return end
-
-    def _open_episodes(self, end: int) -> IO[bytes]:
-        file = (self.folder / EPISODES).open("ab")
-        self.dropped = file.tell() - end
-        if self.dropped:
-            file.truncate(end)
-        return file
 
     def _note(self, record: Mapping[str, Any]) -> None:
         self._timing.write(json.dumps(record) + "\n")
@@ -296,7 +295,7 @@ def read_header(folder: Path) -> Header:
 
 def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
     """The episodes as rows with exactly the columns of `hub_datasets.rows.EPISODE_FEATURES`, one at a time."""
-    for line in _lines(folder / EPISODES):
+    for line in read_lines(folder / EPISODES):
         yield {column: line.record[column] for column in EPISODE_FEATURES}
 
 
@@ -306,53 +305,17 @@ def read_episodes(folder: Path) -> Iterator[Logged]:
     Raises:
         ValueError: A line before the last is damaged.
     """
-    for line in _lines(folder / EPISODES):
+    for line in read_lines(folder / EPISODES):
         yield Logged(from_row(line.record), tuple(LoggedAction(**action) for action in line.record["actions"]))
 
 
-def encode_line(record: Mapping[str, Any]) -> bytes:
-    """A record as a line of JSON that ends in the CRC-32 of what precedes.
-
-    ASCII alone: so no text of a model, not even half a surrogate pair, can break a line or its encoding.
-    """
-    body = json.dumps(record, allow_nan=False, separators=(",", ":")).encode("ascii")
-    return body[:-1] + _MARK + b"%08x" % zlib.crc32(body) + _END
-
-
-def decode_line(line: bytes) -> dict[str, Any] | None:
-    """The inverse of `encode_line`, without the checksum; None for a line that is damaged or not whole."""
-    body = line[:-_TAIL] + b"}"
-    if line[-_TAIL:] != _MARK + b"%08x" % zlib.crc32(body) + _END:
-        return None
-    record: dict[str, Any] = json.loads(body)
-    return record
-
-
-class _Line(NamedTuple):
-    number: int
-    start: int
-    end: int
-    record: dict[str, Any]
-
-
-def _lines(path: Path) -> Iterator[_Line]:
-    """The whole lines; bad ones are fine at the end, where writing stopped, and damage anywhere else."""
-    if not path.exists():
-        return
-    end, bad = 0, 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            start, end = end, end + len(line)
-            record = decode_line(line)
-            if record is None:
-                bad = bad or number
-            elif bad:
-                raise ValueError(
-                    f"{path}, line {bad} is damaged, and it is not the last one, so no interrupted run left it; "
-                    "restore the file, or delete the line to have its episode played again"
-                )
-            else:
-                yield _Line(number, start, end, record)
+def read_failures(folder: Path) -> dict[Key, str]:
+    """The episodes that could not be finished, and were not played since, each with its last error."""
+    failed = {_key(line.record): line.record["error"] for line in read_lines(folder / FAILURES)}
+    if failed:
+        for line in read_lines(folder / EPISODES):
+            failed.pop(_key(line.record), None)
+    return failed
 
 
 # Files and locks ---------------------------------------------------------------------------------------------------

@@ -82,13 +82,20 @@ def cells(run: ScoredRun, scales: Sequence[str]) -> list[Cell]:
     digits = return_digits(summary)
     scores = [Cell(f"{run.normalized[name]:.1f}") if name in run.normalized else Cell(NONE) for name in scales]
     return [
-        Cell(f"{summary.episodes}", "" if run.complete else f"of {run.header.episodes}"),
+        Cell(f"{summary.episodes}", _missing(run)),
         Cell(f"{summary.mean_return:.{digits}f}", _interval(summary.return_interval, digits)),
         Cell(f"{100 * summary.success_rate:.1f} %", _interval(summary.success_interval, 1, 100.0)),
         Cell(f"{summary.mean_length:.1f}"),
         Cell(f"{100 * summary.invalid_rate:.1f} %"),
         *scores,
     ]
+
+
+def _missing(run: ScoredRun) -> str:
+    """What the number of episodes lacks, as words; empty for a complete run."""
+    if run.complete:
+        return ""
+    return f"of {run.header.episodes}" + (f", {run.failed} failed" if run.failed else "")
 
 
 def return_digits(summary: Summary) -> int:
@@ -152,7 +159,8 @@ def to_table(runs: Sequence[ScoredRun]) -> Table:
 
 def _episodes(run: ScoredRun) -> str:
     whole = "" if run.complete else f"of {run.header.episodes:,} "
-    return f"{run.summary.episodes:,} {whole}episode{'' if run.summary.episodes == 1 else 's'}"
+    failed = f", {run.failed:,} failed" if run.failed else ""
+    return f"{run.summary.episodes:,} {whole}episode{'' if run.summary.episodes == 1 else 's'}{failed}"
 
 
 def to_json(runs: Sequence[ScoredRun]) -> str:

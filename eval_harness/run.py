@@ -12,6 +12,7 @@ import itertools
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from env_servers.play import Played, Start, episode_starts, play
+from env_servers.play import Failure, Played, Start, episode_starts, play
 from env_servers.policy import Policy
 from env_servers.tasks import load_task, make_env
 from eval_harness.log import RESULTS, Header, RunLog, hash_starts, write_json
@@ -83,8 +84,8 @@ def run(
 
     Raises:
         ValueError: A setting is not allowed, or the folder holds a run with other settings.
-        FileNotFoundError: There is no such model or dataset.
-        RuntimeError: Another process is writing the log.
+        FileNotFoundError: There is no such model or dataset, or the task lacks its engine.
+        RuntimeError: Another process is writing the log, or not one episode could be finished.
     """
     load_task(task)  # wrong names and numbers are told before a model is loaded
     _check_counts(episodes, batch)
@@ -134,7 +135,8 @@ def evaluate_policy(
     spec = load_task(task).spec
     _check_counts(episodes, batch)
     starts, source = _starts(task, split, episodes, starts_from, env_kwargs, token)
-    make_env(task, starts[0].env_kwargs).close()  # a wrong option is told before a log begins
+    with closing(make_env(task, starts[0].env_kwargs)) as env:  # what is wrong or missing is told before a log begins
+        env.prepare()
     identity = dict(identity or {"kind": "policy", "name": policy.name, "revision": None})
     header = Header(
         task=task,
@@ -156,14 +158,22 @@ def evaluate_policy(
         _tell(console, log)
         pending = [start for start in starts if (start.split, start.index) not in log.done]
         try:
-            _play_into(log, task, policy, pending, seed, batch, console if progress else None)
+            failures = _play_into(log, task, policy, pending, seed, batch, console if progress else None)
         except KeyboardInterrupt:
             console.print(
                 f"Stopped: {len(log.done)} of {len(starts)} episodes are in {folder}; the same command goes on there.",
                 soft_wrap=True,
             )
             raise
-        log.complete()
+        if failures:
+            told = f"{len(failures)} episodes could not be finished; the first failed with: {failures[0].error}"
+            if not log.done:
+                raise RuntimeError(told)
+            console.print(
+                f"{told}\nThe scores below are without them; the same command plays them again.", soft_wrap=True
+            )
+        else:
+            log.complete()
         scored = score(folder)
         write_json(folder / RESULTS, to_record(scored))
     return RunResult(folder, scored)
@@ -177,10 +187,18 @@ def default_folder(task: str, model: str, seed: int) -> Path:
 
 def _play_into(
     log: RunLog, task: str, policy: Policy, starts: Sequence[Start], seed: int, batch: int, console: Console | None
-) -> None:
-    episodes = play(task, policy, starts, slots=batch, run_seed=seed)
+) -> list[Failure]:
+    """Play and log; the episodes that something outside the task kept from being finished."""
+    failures: list[Failure] = []
+
+    def note(failure: Failure) -> None:
+        log.fail(failure)
+        failures.append(failure)
+
+    episodes = play(task, policy, starts, slots=batch, run_seed=seed, on_failure=note)
     for played in _shown(episodes, log, console):
         log.append(played)
+    return failures
 
 
 def _shown(episodes: Iterator[Played], log: RunLog, console: Console | None) -> Iterator[Played]:

@@ -16,7 +16,7 @@ from env_servers.play import replay as replay_episode
 from env_servers.scores import EpisodeScore, Normalisation, Summary, normalize, summarize
 from env_servers.tasks import load_task
 from env_servers.trajectory import Trajectory
-from eval_harness.log import Header, read_episodes, read_header
+from eval_harness.log import Header, read_episodes, read_failures, read_header
 from hub_datasets.manifest import as_json
 
 
@@ -31,6 +31,7 @@ class ScoredRun:
         normalized: The mean return on each of the task's scales (0, 50, 100), by the scale's name.
         end_reasons: How many episodes ended for which reason, the most frequent first.
         cut_actions: How many actions the token budget cut short.
+        failed: How many episodes something outside the task kept from being finished. They are in no other number.
     """
 
     folder: Path
@@ -39,6 +40,7 @@ class ScoredRun:
     normalized: Mapping[str, float]
     end_reasons: Mapping[str, int]
     cut_actions: int
+    failed: int = 0
 
     @property
     def complete(self) -> bool:
@@ -79,7 +81,7 @@ def score(folder: str | Path, *, replay: bool = False) -> ScoredRun:
         )
     summary = summarize(scores)
     normalized = normalize_all(summary.mean_return, load_task(header.task).spec.normalisations)
-    return ScoredRun(folder, header, summary, normalized, dict(ends.most_common()), cut)
+    return ScoredRun(folder, header, summary, normalized, dict(ends.most_common()), cut, len(read_failures(folder)))
 
 
 def normalize_all(mean_return: float, scales: Mapping[str, Normalisation]) -> dict[str, float]:
@@ -96,6 +98,7 @@ def to_record(run: ScoredRun) -> dict[str, Any]:
         "normalized": dict(run.normalized),
         "end_reasons": dict(run.end_reasons),
         "cut_actions": run.cut_actions,
+        "failed": run.failed,
         "header": asdict(run.header),
     }
 

@@ -1,123 +1,48 @@
 """Build a dataset: play the episodes, write Parquet shards, `stats.json`, the histogram and the card.
 
 A shard is one worker's piece of work, and what is in it depends on nothing but its episodes' numbers: so any number
-of processes gives the same bytes, and a build that was interrupted goes on at the first shard that is missing.
+of processes, on any number of machines, gives the same bytes, and a build that was interrupted goes on with what is
+missing. Machines that share nothing each build a part (`build_part`); `join` puts the parts together.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from json import loads
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import datasets
-from datasets import Dataset, DatasetInfo, Features, SplitInfo
+from datasets import DatasetInfo, Features, SplitInfo
 from datasets.splits import SplitDict
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dataset_cards.figures import draw_histogram, histogram
 from dataset_cards.render import render_card
-from env_servers.play import episode_starts, play
+from env_servers.play import episode_starts, play_through
 from env_servers.scores import EpisodeScore, Summary, summarize
-from env_servers.tasks import load_task, make_env, make_policy
+from env_servers.tasks import load_task, make_policy
 from hub_datasets.generators import load_generator
-from hub_datasets.load import EPISODES, ORGANISATION, STARTS
+from hub_datasets.load import ORGANISATION, STARTS
 from hub_datasets.manifest import (
     FORMAT,
     NAME,
     Manifest,
     as_json,
-    file_sha256,
     files_of,
     fingerprint,
     read_manifests,
     write_json,
     write_text,
 )
-from hub_datasets.rows import EPISODE_FEATURES, START_FEATURES, to_row, to_start_row
+from hub_datasets.plan import Plan, shards
+from hub_datasets.rows import EPISODE_FEATURES, START_FEATURES, to_start_row
+from hub_datasets.shards import is_same, is_written, note_path, write_parquet, write_shards
 
 WORK = ".build"  # folder of an unfinished build
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that decides the bytes of a build."""
-
-    task: str
-    task_version: str
-    config: str
-    policy: str
-    episodes: Mapping[str, int]
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    shard_episodes: int = 5_000
-    lmrl_version: str = field(default_factory=lambda: version("lmrl"))
-    datasets_version: str = field(default_factory=lambda: version("datasets"))
-    pyarrow_version: str = field(default_factory=lambda: version("pyarrow"))
-
-
-class Shard(NamedTuple):
-    """A run of episodes [first, last) of a split, written as file `number` of `of`."""
-
-    split: str
-    number: int
-    of: int
-    first: int
-    last: int
-
-    def path(self, config: str) -> str:
-        """Path within the dataset's folder."""
-        return f"{config}/{self.split}-{self.number:05d}-of-{self.of:05d}.parquet"
-
-
-def make_plan(
-    task: str,
-    *,
-    config: str = EPISODES,
-    policy: str | None = None,
-    episodes: Mapping[str, int] | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    shard_episodes: int | None = None,
-) -> Plan:
-    """The plan of a build; what is not given is the task's generator's.
-
-    Raises:
-        ValueError: Unknown task, policy or option, or a number of episodes below 1.
-    """
-    spec, generator = load_task(task).spec, load_generator(task)
-    policy = policy or generator.policy
-    make_policy(task, policy)
-    make_env(task, env_kwargs).close()
-    counts = dict(episodes or generator.episodes)
-    size = shard_episodes or generator.shard_episodes
-    for name, count in [*counts.items(), ("shard_episodes", size)]:
-        if count < 1:
-            raise ValueError(f"{name} is {count}; at least 1 episode is needed")
-    if unknown_splits := set(counts) - {"train", "validation"}:
-        raise ValueError(f"unknown splits {sorted(unknown_splits)}; a build has train and validation")
-    if config == STARTS or not config.replace("_", "").replace("-", "").isalnum():
-        raise ValueError(
-            f"config is {config!r}; allowed are letters, digits, - and _, and not {STARTS!r} (the test starts)"
-        )
-    return Plan(task, spec.version, config, policy, counts, dict(env_kwargs or {}), size)
-
-
-def shards(plan: Plan) -> list[Shard]:
-    """The shards of a plan, in order."""
-    found = []
-    for split, count in plan.episodes.items():
-        of = -(-count // plan.shard_episodes)
-        for number in range(of):
-            first = number * plan.shard_episodes
-            found.append(Shard(split, number, of, first, min(count, first + plan.shard_episodes)))
-    return found
 
 
 def build(
@@ -142,15 +67,125 @@ def build(
     finished = _prepare(plan, folder, work, overwrite)
     if finished is not None:
         return finished
-    todo = [shard for shard in shards(plan) if not _is_written(plan, shard, folder, work)]
     with _progress_bar(progress) as bar:
-        total = sum(plan.episodes.values())
-        missing = sum(shard.last - shard.first for shard in todo)
-        row = bar.add_task(f"playing {plan.task}", total=total, completed=total - missing)
-        for shard in _written(plan, todo, folder, work, min(workers or os.cpu_count() or 1, max(1, len(todo)))):
-            bar.advance(row, shard.last - shard.first)
-        bar.update(row, description=f"scoring {plan.task}")
-        manifest = _manifest(plan, folder, work)
+        write_shards(plan, shards(plan), folder, work, workers, bar)
+        bar.add_task(f"scoring {plan.task}", total=None)
+        return _finish(plan, folder, work)
+
+
+def build_part(
+    plan: Plan,
+    folder: Path,
+    part: int,
+    parts: int,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> int:
+    """Build one of several parts of a dataset, each on its own machine; `join` makes the dataset of them.
+
+    Args:
+        plan: From `make_plan`, the same for all parts.
+        folder: Receives the part. An interrupted part goes on there.
+        part: Which one, from 1.
+        parts: How many there are. Shards go to the parts in turn.
+        workers: As in `build`.
+        overwrite: As in `build`.
+        progress: As in `build`.
+
+    Returns:
+        How many episodes the part has.
+
+    Raises:
+        ValueError: There is no such part, or there are fewer shards than parts.
+        FileExistsError: As in `build`.
+    """
+    every = shards(plan)
+    if not 1 <= part <= parts:
+        raise ValueError(f"shard {part}/{parts} is none: the parts of {parts} are 1/{parts} to {parts}/{parts}")
+    if parts > len(every):
+        raise ValueError(
+            f"the dataset has {len(every)} files, too few for {parts} parts; use at most {len(every)} parts, or fewer "
+            "episodes in one file (--shard-episodes, the same for all parts)"
+        )
+    work = folder / WORK / plan.config
+    mine = every[part - 1 :: parts]
+    if _prepare(plan, folder, work, overwrite) is None:
+        with _progress_bar(progress) as bar:
+            write_shards(plan, mine, folder, work, workers, bar)
+    return sum(shard.last - shard.first for shard in mine)
+
+
+def join(parts: Sequence[Path], folder: Path, *, overwrite: bool = False, progress: bool = False) -> Manifest:
+    """Make one dataset of the parts that `build_part` made. It equals what `build` gives, byte for byte.
+
+    Args:
+        parts: Folders of all parts, in any order. They are only read.
+        folder: Receives the dataset.
+        overwrite: As in `build`.
+        progress: As in `build`.
+
+    Raises:
+        FileNotFoundError: A folder is no part, or files are missing in all of them.
+        ValueError: The parts come from different plans, or hold several.
+        FileExistsError: As in `build`.
+    """
+    plan = _common_plan(parts)
+    work = folder / WORK / plan.config
+    finished = _prepare(plan, folder, work, overwrite)
+    if finished is not None:
+        return finished
+    missing = []
+    with _progress_bar(progress) as bar:
+        for shard in bar.track(shards(plan), description=f"joining {plan.task}"):
+            if is_written(plan, shard, folder, work):
+                continue
+            for part in parts:
+                if is_written(plan, shard, part, part / WORK / plan.config):
+                    _copy(part / shard.path(plan.config), folder / shard.path(plan.config))
+                    _copy(note_path(part / WORK / plan.config, shard), note_path(work, shard))
+                    break
+            else:
+                missing.append(shard.path(plan.config))
+        if missing:
+            raise FileNotFoundError(
+                f"{len(missing)} files are in none of the {len(parts)} parts ({', '.join(missing[:3])}"
+                f"{', ...' if missing[3:] else ''}); finish those parts and join again: what is in {folder} is kept"
+            )
+        bar.add_task(f"scoring {plan.task}", total=None)
+        return _finish(plan, folder, work)
+
+
+def _common_plan(parts: Sequence[Path]) -> Plan:
+    plans = {}
+    for part in parts:
+        found = sorted((part / WORK).glob("*/plan.json"))
+        if not found:
+            raise FileNotFoundError(f"{part} holds no part of a dataset; make one with `lmrl data build --shard i/n`")
+        if len(found) > 1:
+            raise ValueError(f"{part} holds parts of several configurations; build each into a folder of its own")
+        plans[part] = loads(found[0].read_text())
+    (first, plan), *others = plans.items()
+    for part, other in others:
+        for name in plan:
+            if other.get(name) != plan[name]:
+                raise ValueError(
+                    f"{first} and {part} are parts of different datasets: {name} is {plan[name]!r} and "
+                    f"{other.get(name)!r}; build all parts with the same command and the same versions"
+                )
+    return Plan(**plan)
+
+
+def _copy(source: Path, target: Path) -> None:
+    beside = target.with_name(target.name + ".partial")
+    shutil.copyfile(source, beside)
+    os.replace(beside, target)
+
+
+def _finish(plan: Plan, folder: Path, work: Path) -> Manifest:
+    """From written shards to a dataset: statistics, histogram, card."""
+    manifest = _manifest(plan, folder, work)
     draw_histogram(folder / plan.config / "returns.png", manifest)
     write_json(folder / plan.config / NAME, manifest)
     manifests = read_manifests(folder)
@@ -167,7 +202,7 @@ def _prepare(plan: Plan, folder: Path, work: Path, overwrite: bool) -> Manifest 
     wanted = asdict(plan)
     if not overwrite and written.exists():
         manifest: Manifest = loads(written.read_text())
-        if manifest["plan"] == wanted and all(_same(folder, file) for file in files_of(manifest)):
+        if manifest["plan"] == wanted and all(is_same(folder, file) for file in files_of(manifest)):
             return manifest
         raise FileExistsError(
             f"{folder} already has a dataset {plan.config!r}, built from another plan or changed since; build into "
@@ -189,79 +224,12 @@ def _prepare(plan: Plan, folder: Path, work: Path, overwrite: bool) -> Manifest 
     return None
 
 
-def _same(folder: Path, file: Mapping[str, Any]) -> bool:
-    path = folder / file["path"]
-    return path.exists() and file_sha256(path) == str(file["sha256"])
-
-
-def _note(work: Path, shard: Shard) -> Path:
-    """Where a finished shard's numbers are kept until the build is done."""
-    return work / f"{shard.split}-{shard.number:05d}.json"
-
-
-def _is_written(plan: Plan, shard: Shard, folder: Path, work: Path) -> bool:
-    note = _note(work, shard)
-    return note.exists() and _same(folder, loads(note.read_text())["file"])
-
-
-def _written(plan: Plan, todo: list[Shard], folder: Path, work: Path, workers: int) -> Iterator[Shard]:
-    """Write the shards and yield each when it is done."""
-    if workers == 1:
-        for shard in todo:
-            write_shard(plan, shard, folder, work)
-            yield shard
-        return
-    # spawn, not fork: pyarrow's threads do not survive a fork.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(write_shard, plan, shard, folder, work): shard for shard in todo}
-        try:
-            for future in as_completed(futures):
-                future.result()
-                yield futures[future]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def write_shard(plan: Plan, shard: Shard, folder: Path, work: Path) -> None:
-    """Play a shard's episodes and write its Parquet file, then the note that it is there."""
-    starts = episode_starts(plan.task, shard.split, range(shard.first, shard.last), plan.env_kwargs)
-    policy = make_policy(plan.task, plan.policy)
-    played = play(plan.task, policy, starts, stop=load_generator(plan.task).stop)
-    trajectories = sorted((p.trajectory for p in played), key=lambda trajectory: trajectory.index)
-    rows = [to_row(trajectory) for trajectory in trajectories]
-    scores = Counter((t.episode_return, t.success, t.num_turns, t.num_invalid, t.end_reason) for t in trajectories)
-    file = _write_parquet(rows, EPISODE_FEATURES, folder, shard.path(plan.config))
-    write_json(_note(work, shard), {"file": file, "scores": [[*score, n] for score, n in sorted(scores.items())]})
-
-
-def _write_parquet(rows: list[dict[str, Any]], features: Features, folder: Path, path: str) -> dict[str, Any]:
-    # datasets writes the page index and content-defined chunks by default, and its features into the metadata.
-    bars_on = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try:
-        dataset = Dataset.from_list(rows, features=features)
-        beside = folder / f"{path}.partial"
-        dataset.to_parquet(beside)
-    finally:
-        if bars_on:
-            datasets.enable_progress_bars()
-    os.replace(beside, folder / path)
-    return {
-        "path": path,
-        "rows": len(rows),
-        "bytes": (folder / path).stat().st_size,
-        "sha256": file_sha256(folder / path),
-        "num_bytes": dataset.data.nbytes,
-    }
-
-
 def _manifest(plan: Plan, folder: Path, work: Path) -> Manifest:
     spec, generator = load_task(plan.task).spec, load_generator(plan.task)
     splits: dict[str, Any] = {}
     everything: list[EpisodeScore] = []
     for split in plan.episodes:
-        notes = [loads(_note(work, shard).read_text()) for shard in shards(plan) if shard.split == split]
+        notes = [loads(note_path(work, shard).read_text()) for shard in shards(plan) if shard.split == split]
         counted = [(EpisodeScore(*score[:4]), score[4], score[5]) for note in notes for score in note["scores"]]
         scores = [score for score, _, count in counted for _ in range(count)]
         reasons: Counter[str] = Counter()
@@ -278,7 +246,7 @@ def _manifest(plan: Plan, folder: Path, work: Path) -> Manifest:
     # The test starts are the task's, whatever options the data was collected with: configurations share them.
     starts = list(episode_starts(plan.task, "test", range(spec.test_episodes)))
     rows = [to_start_row(plan.task, spec.version, start) for start in starts]
-    start_file = _write_parquet(rows, START_FEATURES, folder, f"{STARTS}/test-00000-of-00001.parquet")
+    start_file = write_parquet(rows, START_FEATURES, folder, f"{STARTS}/test-00000-of-00001.parquet")
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "plan": asdict(plan),
@@ -309,7 +277,7 @@ def _manifest(plan: Plan, folder: Path, work: Path) -> Manifest:
 def reference_score(task: str, policy: str, episodes: int, env_kwargs: Mapping[str, Any]) -> Summary:
     """What a scripted policy scores on the first test episodes, by the evaluation's own loop."""
     starts = episode_starts(task, "test", range(episodes), env_kwargs)
-    return summarize(played.trajectory for played in play(task, make_policy(task, policy), starts))
+    return summarize(played.trajectory for played in play_through(task, make_policy(task, policy), starts))
 
 
 def _info(config: str, features: Features, files: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, Any]:

@@ -22,30 +22,66 @@ def build(
     task: Annotated[str, typer.Argument(help="Task id; `lmrl tasks` lists them.")],
     output: Annotated[Path | None, typer.Option(help="Folder to build into; data/<task> by default.")] = None,
     policy: Annotated[str | None, typer.Option(help="Scripted policy that collects.")] = None,
+    episodes: Annotated[int | None, typer.Option(help="Number of all episodes, divided as by default.")] = None,
     train: Annotated[int | None, typer.Option(help="Number of training episodes.")] = None,
     validation: Annotated[int | None, typer.Option(help="Number of validation episodes.")] = None,
     config: Annotated[str, typer.Option(help="Name of the configuration; a folder can hold several.")] = "episodes",
     option: Option = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes; one per core by default.")] = None,
-    shard: Annotated[int | None, typer.Option(help="Episodes in one Parquet file.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Build part i of n (I/N) here; see `lmrl data join`.")] = None,
+    shard_episodes: Annotated[int | None, typer.Option(help="Episodes in one Parquet file.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace this configuration, built from another plan.")] = False,
 ) -> None:
     """Play the episodes and write Parquet, statistics and the card. An interrupted build goes on where it stopped."""
     from env_servers.cli import parse_options
     from hub_datasets.build import build as run
-    from hub_datasets.build import make_plan
+    from hub_datasets.build import build_part
     from hub_datasets.generators import load_generator
+    from hub_datasets.plan import make_plan, split_episodes
 
-    folder = output or Path("data") / task
-    counts = dict(load_generator(task).episodes)
+    part = None if shard is None else _parse_shard(shard)
+    folder = output or Path("data") / (task if part is None else f"{task}-{part[0]}-of-{part[1]}")
+    counts = dict(load_generator(task).episodes) if episodes is None else split_episodes(task, episodes)
     counts |= {split: n for split, n in (("train", train), ("validation", validation)) if n is not None}
     counts = {split: n for split, n in counts.items() if n != 0}
     plan = make_plan(
-        task, config=config, policy=policy, episodes=counts, env_kwargs=parse_options(option), shard_episodes=shard
+        task,
+        config=config,
+        policy=policy,
+        episodes=counts,
+        env_kwargs=parse_options(option),
+        shard_episodes=shard_episodes,
     )
+    if part is not None:
+        count = build_part(plan, folder, *part, workers=workers, overwrite=overwrite, progress=True)
+        typer.echo(
+            f"built part {shard} ({count:,} episodes) in {folder}; `lmrl data join` makes a dataset of all parts"
+        )
+        return
     manifest = run(plan, folder, workers=workers, overwrite=overwrite, progress=True)
     print_statistics(manifest)
     typer.echo(f"built {folder} (card: {folder / 'README.md'})")
+
+
+def _parse_shard(shard: str) -> tuple[int, int]:
+    part, slash, parts = shard.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal()):
+        raise ValueError(f"--shard is {shard!r}; it must be I/N, part I of N, such as 1/4")
+    return int(part), int(parts)
+
+
+@app.command(epilog="Example: lmrl data join data/chess-1-of-2 data/chess-2-of-2 --output data/chess")
+def join(
+    parts: Annotated[list[Path], typer.Argument(help="Folders of all parts that `lmrl data build --shard` made.")],
+    output: Annotated[Path, typer.Option(help="Folder for the dataset.")],
+    overwrite: Annotated[bool, typer.Option(help="Replace this configuration, built from another plan.")] = False,
+) -> None:
+    """Make one dataset of parts that were built on several machines."""
+    from hub_datasets.build import join as run
+
+    manifest = run(parts, output, overwrite=overwrite, progress=True)
+    print_statistics(manifest)
+    typer.echo(f"joined {len(parts)} parts into {output} (card: {output / 'README.md'})")
 
 
 def print_statistics(manifest: Any) -> None:

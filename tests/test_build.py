@@ -17,9 +17,12 @@ from datasets import get_dataset_config_names, load_dataset
 
 from dataset_cards.figures import histogram
 from env_servers.scores import summarize
-from hub_datasets.build import build, make_plan, shards
+from hub_datasets.build import build, build_part, join
+from hub_datasets.journal import read_lines
 from hub_datasets.load import load_episodes, load_starts, load_trajectories
 from hub_datasets.manifest import file_sha256, read_manifests
+from hub_datasets.plan import make_plan, shards, split_episodes
+from hub_datasets.shards import write_shard
 from hub_datasets.verify import verify
 
 SMALL = {"train": 50, "validation": 10}
@@ -129,7 +132,7 @@ def test_foreign_folders_are_refused(tmp_path: Path) -> None:
 def test_killed_build_resumes_without_playing_finished_shards_again(tmp_path: Path) -> None:
     plan = {"episodes": {"train": 4000, "validation": 10}, "shard_episodes": 100}
     code = (
-        "from pathlib import Path\nfrom hub_datasets.build import *\n"
+        "from pathlib import Path\nfrom hub_datasets.build import build\nfrom hub_datasets.plan import make_plan\n"
         f"build(make_plan('maze', **{plan!r}), Path({str(tmp_path / 'killed')!r}), workers=1)"
     )
     process = subprocess.Popen([sys.executable, "-c", code])
@@ -153,13 +156,14 @@ def test_killed_build_resumes_without_playing_finished_shards_again(tmp_path: Pa
 def test_a_damaged_shard_of_an_unfinished_build_is_made_again(tmp_path: Path) -> None:
     plan = make_plan("maze", episodes={"train": 6}, shard_episodes=3)
     build(plan, tmp_path / "whole", workers=1)
-    from hub_datasets.build import write_json, write_shard
+    from hub_datasets.manifest import write_json
+    from hub_datasets.shards import write_shard
 
     work = tmp_path / "torn/.build/episodes"
     for needed in (work, tmp_path / "torn/episodes", tmp_path / "torn/tasks"):
         needed.mkdir(parents=True)
     write_json(work / "plan.json", json.loads((tmp_path / "whole/episodes/stats.json").read_text())["plan"])
-    write_shard(plan, shards(plan)[0], tmp_path / "torn", work)
+    write_shard(plan, shards(plan)[0], tmp_path / "torn", work, lambda episodes: None)
     shard = tmp_path / "torn" / shards(plan)[0].path("episodes")
     shard.write_bytes(shard.read_bytes()[:100])
     build(plan, tmp_path / "torn", workers=1)
@@ -256,3 +260,81 @@ def test_verify_prints_the_first_difference(built: Path, tmp_path: Path) -> None
     assert str(verify(str(copy)).problem).startswith(
         "configuration 'episodes', split 'validation', row 3: maze-behavior-validation-0000003 does not replay: turn "
     )
+
+
+def test_parts_of_several_machines_join_to_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    plan = make_plan("maze", episodes=SMALL, shard_episodes=20)
+    parts = [tmp_path / name for name in ("a", "b", "c")]
+    episodes = [build_part(plan, folder, number, 3, workers=1) for number, folder in enumerate(parts, 1)]
+    assert episodes == [20 + 10, 20, 10], "four files in turn: train of 20, 20 and 10 episodes, validation of 10"
+    manifest = join([parts[2], parts[0], parts[1]], tmp_path / "whole")
+    assert manifest["fingerprint"] == read_manifests(built)[0]["fingerprint"]
+    assert contents(tmp_path / "whole") == contents(built)
+    assert join(parts, tmp_path / "whole"), "a second join finds the dataset finished"
+
+
+def test_a_join_without_all_parts_names_what_is_missing_and_goes_on_later(built: Path, tmp_path: Path) -> None:
+    plan = make_plan("maze", episodes=SMALL, shard_episodes=20)
+    for number in (1, 2):
+        build_part(plan, tmp_path / str(number), number, 2, workers=1)
+    with pytest.raises(FileNotFoundError, match=r"2 files are in none of the 1 parts \(episodes/train-00001-of-00003"):
+        join([tmp_path / "1"], tmp_path / "whole")
+    join([tmp_path / "2"], tmp_path / "whole")
+    assert contents(tmp_path / "whole") == contents(built)
+
+
+def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    plan = make_plan("maze", episodes=SMALL, shard_episodes=20)
+    build_part(plan, tmp_path / "1", 1, 2, workers=1)
+    build_part(make_plan("maze", episodes={"train": 51, "validation": 10}, shard_episodes=20), tmp_path / "2", 2, 2)
+    with pytest.raises(
+        ValueError, match=r"parts of different datasets: episodes is \{'train': 50, .* and \{'train': 51"
+    ):
+        join([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")
+    with pytest.raises(FileNotFoundError, match="holds no part of a dataset"):
+        join([tmp_path], tmp_path / "whole")
+    with pytest.raises(ValueError, match=r"shard 3/2 is none: the parts of 2 are 1/2 to 2/2"):
+        build_part(plan, tmp_path / "3", 3, 2)
+    with pytest.raises(ValueError, match="the dataset has 4 files, too few for 5 parts"):
+        build_part(plan, tmp_path / "3", 1, 5)
+
+
+def test_a_total_is_divided_as_the_default_numbers_are() -> None:
+    assert split_episodes("maze", 1240) == {"train": 1116, "validation": 124}
+    assert split_episodes("maze", 101) == {"train": 91, "validation": 10}
+    with pytest.raises(ValueError, match="4 episodes do not give each of train, validation one"):
+        split_episodes("maze", 4)
+
+
+def test_streamed_episodes_survive_a_kill_and_are_not_played_again(tmp_path: Path) -> None:
+    """One shard of 120 games is killed in the middle; the journal's games are kept, the bytes come out the same."""
+    plan = {"episodes": {"train": 120}, "policy": "random", "env_kwargs": {"opponent": "random", "max_moves": 40}}
+    code = (
+        "from pathlib import Path\nfrom hub_datasets.build import build\nfrom hub_datasets.plan import make_plan\n"
+        f"build(make_plan('chess', **{plan!r}), Path({str(tmp_path / 'killed')!r}), workers=1)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code])
+    journal = tmp_path / "killed/.build/episodes/train-00000.jsonl"
+    while not journal.exists() or journal.stat().st_size < 100_000:
+        assert process.poll() is None, "the build ended before it could be killed"
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = [line.record["index"] for line in read_lines(journal)]
+    assert 0 < len(kept) < 120
+    with journal.open("ab") as file:
+        file.write(b'{"index": 3, torn')
+    shard, again = shards(make_plan("chess", **plan))[0], []
+    write_shard(make_plan("chess", **plan), shard, tmp_path / "killed", journal.parent, again.append)
+    assert again[0] == len(kept) and sum(again) == 120
+    whole = prepared(tmp_path / "whole")
+    write_shard(make_plan("chess", **plan), shard, whole, whole / ".build", lambda episodes: None)
+    path = shard.path("episodes")
+    assert (tmp_path / "killed" / path).read_bytes() == (tmp_path / "whole" / path).read_bytes()
+    assert not journal.exists()
+
+
+def prepared(folder: Path) -> Path:
+    for name in ("episodes", ".build"):
+        (folder / name).mkdir(parents=True)
+    return folder

@@ -15,8 +15,9 @@ from hub_server import DEFAULT_TOKENS, HubServer, client_environment
 
 from dataset_cards.render import COLUMNS, edited_by_hand, prose, render_card, size_category
 from env_servers.tasks import task_ids
-from hub_datasets.build import build, make_plan
+from hub_datasets.build import build
 from hub_datasets.manifest import read_manifests
+from hub_datasets.plan import make_plan
 from hub_datasets.rows import EPISODE_FEATURES
 
 # A tiny model of the kind and name that the card's TRL snippet asks for, so that the snippet runs as it stands.

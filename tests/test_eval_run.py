@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -24,20 +25,21 @@ from typer.testing import CliRunner
 from env_servers.play import Start, episode_starts, play
 from env_servers.policy import Action, Context, ScriptedPolicy
 from env_servers.scores import summarize
+from env_servers.task import EpisodeError, Step
 from env_servers.tasks import load_task, make_policy
+from env_servers.tasks.maze import Maze
 from eval_harness.cli import eval_app, report_app
 from eval_harness.log import (
     Header,
     RunLog,
     conflicts,
-    decode_line,
-    encode_line,
     hash_starts,
     read_episodes,
     read_header,
     read_rows,
 )
 from eval_harness.run import default_folder, evaluate_policy, run
+from hub_datasets.journal import decode_line, encode_line
 from hub_datasets.rows import EPISODE_FEATURES, from_row
 
 EPISODES = 12
@@ -159,7 +161,8 @@ def test_options_of_the_environment_reach_it_and_the_header(tmp_path: Path) -> N
 
 
 def test_starts_from_a_dataset_are_played_and_recorded(tmp_path: Path) -> None:
-    from hub_datasets.build import build, make_plan
+    from hub_datasets.build import build
+    from hub_datasets.plan import make_plan
 
     build(make_plan("maze", episodes={"train": 2}), tmp_path / "maze", workers=1)
     given = run(
@@ -471,3 +474,41 @@ def test_each_app_is_one_plain_command_with_an_example(app: typer.Typer) -> None
     command = typer.main.get_command(app)
     assert not hasattr(command, "commands")
     assert (command.epilog or "").startswith("Example: lmrl ")
+
+
+def test_episodes_that_fail_from_outside_are_counted_apart_and_played_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three of twelve fail at their third action; the run completes, says so, and the same call plays those three."""
+    failing = {2, 5, 11}
+    plain = Maze._step
+
+    def step(env: Maze, action: str) -> Step:
+        if env._steps == 2 and env.info["start"] in [list(maze_start(index)) for index in failing]:
+            raise EpisodeError("the engine died (exit status -9)")
+        return plain(env, action)
+
+    def maze_start(index: int) -> list[int]:
+        return Maze.spec.test_starts[index]["start"]  # type: ignore[no-any-return]
+
+    policy = ScriptedPolicy("down", lambda context: "move down")
+    monkeypatch.setattr(Maze, "_step", step)
+    folder, scored = evaluate_policy("maze", policy, episodes=12, output=tmp_path / "run", progress=False)
+    assert (scored.summary.episodes, scored.failed, scored.complete) == (9, 3, False)
+    assert "3 episodes could not be finished; the first failed with: the engine died" in capsys.readouterr().err
+    assert json.loads((folder / "results.json").read_text())["failed"] == 3
+    monkeypatch.setattr(Maze, "_step", plain)
+    _, scored = evaluate_policy("maze", policy, episodes=12, output=folder, progress=False)
+    assert (scored.summary.episodes, scored.failed, scored.complete) == (12, 0, True)
+    other, _ = evaluate_policy("maze", policy, episodes=12, output=tmp_path / "undisturbed", progress=False)
+    assert (folder / "episodes.jsonl").read_bytes() == (other / "episodes.jsonl").read_bytes()
+
+
+def test_a_run_of_which_nothing_could_be_finished_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(env: Maze, rng: random.Random) -> str:
+        raise EpisodeError("no engine answers")
+
+    monkeypatch.setattr(Maze, "_reset", reset)
+    policy = ScriptedPolicy("down", lambda context: "move down")
+    with pytest.raises(RuntimeError, match="4 episodes could not be finished; the first failed with: no engine"):
+        evaluate_policy("maze", policy, episodes=4, output=tmp_path / "run", progress=False)

@@ -12,9 +12,10 @@ from scipy import stats
 from env_servers.policy import Context, ScriptedPolicy
 from env_servers.scores import normalize, summarize
 from env_servers.tasks import load_task
-from eval_harness.log import decode_line, encode_line, read_episodes
+from eval_harness.log import read_episodes
 from eval_harness.run import evaluate_policy, run
 from eval_harness.score import score, to_record
+from hub_datasets.journal import decode_line, encode_line
 
 # Three starts of `double_t` below the junction: 3, 2 and 1 cells from the goal at (8, 6).
 STARTS = {5: -2.0, 6: -1.0, 7: 0.0}

@@ -19,9 +19,10 @@ from env_servers.play import episode_starts, play
 from env_servers.tasks import load_task, make_policy
 from env_servers.tasks.maze import MOVES, SOLVER_SHARE, Maze, grid, sub_maze
 from env_servers.trajectory import Trajectory
-from hub_datasets.build import build, make_plan
+from hub_datasets.build import build
 from hub_datasets.generators import load_generator
 from hub_datasets.load import load_trajectories
+from hub_datasets.plan import make_plan
 from trainers.bc import train_bc
 from trainers.load import load_policy
 from trainers.policy import LanguageModelPolicy

@@ -28,11 +28,12 @@ def walk(folder: Path) -> Any:
     from eval_harness.log import read_episodes
     from eval_harness.results import push_results
     from eval_harness.run import run
-    from hub_datasets.build import build, make_plan
+    from hub_datasets.build import build
 
     # From a seed by hand to the same trajectory as the generator's.
     from hub_datasets.generators import load_generator
     from hub_datasets.load import load_trajectories
+    from hub_datasets.plan import make_plan
     from hub_datasets.publish import publish
     from hub_datasets.rows import from_row, to_row
     from trainers.bc import train_bc

@@ -61,7 +61,8 @@ def flow_overwrite(folder: Path) -> Any:
     """A second dataset for a repository that has one: refused without force, replaced with it."""
     from huggingface_hub import HfApi
 
-    from hub_datasets.build import build, make_plan
+    from hub_datasets.build import build
+    from hub_datasets.plan import make_plan
     from hub_datasets.publish import publish
 
     api = HfApi()
@@ -107,7 +108,8 @@ def flow_rights(folder: Path) -> Any:
     publish(folder, "alice/open")
     pull_request = publish(folder, "alice/open", create_pr=True)
     # Other content as a pull request of another user.
-    from hub_datasets.build import build, make_plan
+    from hub_datasets.build import build
+    from hub_datasets.plan import make_plan
 
     other = folder.parent / "proposal"
     build(make_plan("maze", policy="optimal", episodes={"train": 4}, config="expert"), other, workers=1)
@@ -176,7 +178,8 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from hub_datasets.build import build, make_plan
+    from hub_datasets.build import build
+    from hub_datasets.plan import make_plan
 
     folder = tmp_path_factory.mktemp("publish") / "maze"
     build(make_plan("maze", episodes={"train": 40, "validation": 10}, shard_episodes=25), folder, workers=1)
@@ -264,7 +267,8 @@ def test_rights_and_pull_requests(dataset: Path, hub: HubServer, tmp_path: Path)
 
 @pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
 def test_four_processes_publish_to_one_repository_at_once(hub: HubServer, tmp_path: Path, xet: bool) -> None:
-    from hub_datasets.build import build, make_plan
+    from hub_datasets.build import build
+    from hub_datasets.plan import make_plan
 
     names = ["episodes", "random", "expert", "mixed"]
     policies = ["behavior", "random", "optimal", "behavior"]

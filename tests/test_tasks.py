@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import string
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
-from env_servers.play import episode_starts, play, replay
+from env_servers.play import Start, episode_starts, play, replay
 from env_servers.policy import ScriptedPolicy
 from env_servers.scores import normalize
 from env_servers.task import Env
@@ -17,8 +19,16 @@ from env_servers.tasks import load_task, make_env, make_policy, task_ids
 TASKS = task_ids()
 
 
+def repeatable_env(task: str, options: Mapping[str, Any] | None = None) -> Env:
+    return make_env(task, {**load_task(task).spec.repeatable, **(options or {})})
+
+
+def train_starts(task: str, indices: Iterable[int]) -> Iterator[Start]:
+    return episode_starts(task, "train", indices, load_task(task).spec.repeatable)
+
+
 def transcript(task: str, seed: int, actions: list[str]) -> list[str]:
-    env = make_env(task)
+    env = repeatable_env(task)
     texts = [env.reset(seed)]
     for action in actions:
         step = env.step(action)
@@ -30,7 +40,7 @@ def transcript(task: str, seed: int, actions: list[str]) -> list[str]:
 
 
 def scripted_actions(task: str, policy: str, seed_index: int) -> list[str]:
-    (played,) = play(task, make_policy(task, policy), episode_starts(task, "train", [seed_index]))
+    (played,) = play(task, make_policy(task, policy), train_starts(task, [seed_index]))
     return [turn.action for turn in played.trajectory.turns]
 
 
@@ -47,10 +57,10 @@ def test_same_seed_same_episode_also_with_neighbours(task: str) -> None:
     policy = next(iter(load_task(task).policies))
     actions = scripted_actions(task, policy, 0)
     alone = transcript(task, 5, actions)
-    neighbours = [make_env(task) for _ in range(3)]
+    neighbours = [repeatable_env(task) for _ in range(3)]
     for number, neighbour in enumerate(neighbours):
         neighbour.reset(number)
-    env = make_env(task)
+    env = repeatable_env(task)
     beside = [env.reset(5)]
     for action in actions[: len(alone) - 1]:
         for neighbour in neighbours:
@@ -63,22 +73,19 @@ def test_same_seed_same_episode_also_with_neighbours(task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_reset_forgets_the_last_episode(task: str) -> None:
     actions = scripted_actions(task, next(iter(load_task(task).policies)), 1)
-    env = make_env(task)
+    env = repeatable_env(task)
     env.reset(1)
     for action in actions:
         if env.step(action).done:
             break
-    assert env.reset(9) == make_env(task).reset(9)
+    assert env.reset(9) == repeatable_env(task).reset(9)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_seeds_give_different_episodes(task: str) -> None:
-    env = make_env(task)
-    firsts = set()
-    for seed in range(40):
-        observation = env.reset(seed)
-        firsts.add((observation, json.dumps(env.info)))
-    assert len(firsts) > 5
+    policy = make_policy(task, next(iter(load_task(task).policies)))
+    episodes = [played.trajectory for played in play(task, policy, train_starts(task, range(40)))]
+    assert len({(episode.turns, json.dumps(episode.info)) for episode in episodes}) > 5
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -87,7 +94,7 @@ def test_junk_never_crashes_and_returns_stay_in_the_spec_range(task: str) -> Non
     policies = [make_policy(task, name) for name in load_task(task).policies]
     policies.append(ScriptedPolicy("junk", lambda context: junk(context.rng)))
     for policy in policies:
-        for played in play(task, policy, episode_starts(task, "train", range(30))):
+        for played in play(task, policy, train_starts(task, range(30))):
             trajectory = played.trajectory
             assert spec.min_return <= trajectory.episode_return <= spec.max_return
             assert trajectory.num_turns <= spec.max_turns
@@ -97,7 +104,7 @@ def test_junk_never_crashes_and_returns_stay_in_the_spec_range(task: str) -> Non
 
 @pytest.mark.parametrize("task", TASKS)
 def test_wrong_calls_are_refused(task: str) -> None:
-    env = make_env(task)
+    env = repeatable_env(task)
     with pytest.raises(RuntimeError, match=r"no episode yet; call reset\(seed\)"):
         env.step("anything")
     with pytest.raises(TypeError, match="must be an integer"):
@@ -119,7 +126,7 @@ def test_global_randomness_is_left_alone(task: str) -> None:
     random.seed(7)
     before = random.getstate()
     for name in load_task(task).policies:
-        for _ in play(task, make_policy(task, name), episode_starts(task, "train", range(3))):
+        for _ in play(task, make_policy(task, name), train_starts(task, range(3))):
             pass
     assert random.getstate() == before
 
@@ -127,7 +134,7 @@ def test_global_randomness_is_left_alone(task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_texts_have_no_trailing_newline_and_info_is_json(task: str) -> None:
     policy = make_policy(task, next(iter(load_task(task).policies)))
-    for played in play(task, policy, episode_starts(task, "train", range(5))):
+    for played in play(task, policy, train_starts(task, range(5))):
         texts = [text for turn in played.trajectory.turns for text in turn[:2]]
         texts.append(played.trajectory.final_observation or "x")
         assert not any(text.endswith("\n") for text in texts)

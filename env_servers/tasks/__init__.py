@@ -16,6 +16,11 @@ from env_servers.task import Env
 TASKS: Mapping[str, str] = {
     "maze": "env_servers.tasks.maze:Maze",
     "maze_po": "env_servers.tasks.maze:MazePartiallyObserved",
+    "text_nav": "env_servers.tasks.text_nav:TextNav",
+    "text_nav_po": "env_servers.tasks.text_nav:TextNavPartiallyObserved",
+    "wordle": "env_servers.tasks.wordle:Wordle",
+    "chess": "env_servers.tasks.chess_game:Chess",
+    "chess_endgames": "env_servers.tasks.chess_endgames:ChessEndgames",
 }
 
 
@@ -29,6 +34,7 @@ def load_task(task: str) -> type[Env]:
 
     Raises:
         ValueError: No such task; the message names the nearest and all known ones.
+        ModuleNotFoundError: The task needs a package that is not installed.
     """
     target = TASKS.get(task) or _added_tasks().get(task)
     if target is None:
@@ -45,7 +51,7 @@ def make_env(task: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
         ValueError: No such task, no such option, or a value that the option does not take.
     """
     cls, kwargs = load_task(task), dict(env_kwargs or {})
-    allowed = [name for name in inspect.signature(cls).parameters if name != "self"]
+    allowed = _options(cls)
     for name in kwargs:
         if name not in allowed:
             raise ValueError(unknown(f"option of task {task!r}", name, allowed))
@@ -70,6 +76,11 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {kind} {given!r}; {hint}known: {', '.join(names)}"
+
+
+@functools.cache
+def _options(cls: type[Env]) -> tuple[str, ...]:
+    return tuple(inspect.signature(cls).parameters)
 
 
 @functools.cache

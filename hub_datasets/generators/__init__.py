@@ -24,6 +24,8 @@ class Generator:
         difference: A sentence on how the data differs from the paper's, for the card.
         shard_episodes: Episodes of one Parquet file, which is also one worker's piece of work.
         reference_episodes: Test episodes that each scripted policy plays for the card's reference scores.
+        stream: Write each finished episode to the disk at once, so that an interrupted build loses none. For episodes
+            that cost much more than the writing.
     """
 
     policy: str = "behavior"
@@ -33,6 +35,7 @@ class Generator:
     difference: str = ""
     shard_episodes: int = 5_000
     reference_episodes: int = 800
+    stream: bool = False
 
 
 def load_generator(task: str) -> Generator:
