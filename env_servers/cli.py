@@ -81,7 +81,12 @@ def tasks() -> None:
     for column in ("task", "what the agent does", "actions", "memory", "returns", "scripted policies"):
         table.add_column(column, overflow="fold")
     for task in task_ids():
-        env = load_task(task)
+        try:
+            env = load_task(task)
+        except ModuleNotFoundError as error:
+            extra = EXTRAS.get(error.name or "", error.name)
+            table.add_row(task, f"needs {error.name}: pip install 'lmrl[{extra}]'")
+            continue
         spec = env.spec
         memory = "all" if spec.memory is None else str(spec.memory)
         returns = f"{spec.min_return:g} to {spec.max_return:g}"

@@ -39,7 +39,9 @@ class TaskSpec:
         end_reasons: How the environment itself can end an episode.
         test_episodes: Number of episodes of the `tasks` configuration, the paper's where it states one.
         test_starts: Keyword arguments of the environment that the test episodes go through in turn.
-        normalisations: Scales for `scores.normalize`, by name; `paper` is LMRL-Gym's Table 5, `lmrl` is ours.
+        normalisations: Scales for `scores.normalize`, by name; `paper` is LMRL-Gym's Table 5. `lmrl` is ours:
+            a score of 0 is the uniformly random policy's return, 50 the collecting policy's, 100 the best scripted
+            policy's.
         paper: Row of LMRL-Gym's Table 1 for the offline data: size, mean and std of length and return, success.
         repeatable: Options under which the same seed and actions always give the same episode. Empty where that
             holds anyway; a task with an opponent or partner that draws for itself names one that does not.

@@ -319,7 +319,7 @@ Admissible commands: go east, go north, open chest
 
 > go north
 
-You find yourself in the living room. A standard kind of place. You start to take note of what's in the room.
+You find yourself in the living room. A standard kind of place. You have a look at what is here.
 
 You see a table. On the table you can make out a stale food and a fresh food.
 
@@ -340,7 +340,7 @@ fresh food from table
 
 > go west
 
-Well, here we are in a dining room.
+This place is a dining room.
 
 You can make out a table. The table is typical. On the table you can make out a coffee cup and a plate.
 
@@ -362,7 +362,7 @@ cup from table, take plate from table
 
 > go west
 
-You arrive in the kitchen. You start to take note of what's in the room.
+You arrive in the kitchen. You have a look at what is here.
 
 You see a closed fridge.
 
@@ -391,7 +391,7 @@ Admissible commands: close fridge, go east, go north, go west, take fruit from f
 
 > look
 
-You arrive in the kitchen. You start to take note of what's in the room.
+You arrive in the kitchen. You have a look at what is here.
 
 You see an opened fridge. Inside it you can make out a stale food and a fruit. Well, why not?
 

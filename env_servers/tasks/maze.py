@@ -129,7 +129,7 @@ class Maze(Env):
         normalisations={
             "paper": Normalisation(-101.0, -83.0, -6.84, "LMRL-Gym, Table 5"),
             "lmrl": Normalisation(
-                -101.0, -85.89, -6.84, "lowest return with legal moves; uniform random, exact; shortest paths, exact"
+                -85.89, -40.20, -6.84, "`random`, `behavior` and `optimal`, all exact"
             ),
         },
         paper={
@@ -205,12 +205,7 @@ class MazePartiallyObserved(Maze):
         memory=20,
         normalisations={
             "paper": Normalisation(-101.0, -83.0, -25.75, "LMRL-Gym, Table 5"),
-            "lmrl": Normalisation(
-                -101.0,
-                -85.89,
-                -7.24,
-                "lowest return with legal moves; uniform random, exact; best memory policy, exact",
-            ),
+            "lmrl": Normalisation(-85.89, -40.20, -7.24, "`random`, `behavior` and `best_memory`, all exact"),
         },
     )
 

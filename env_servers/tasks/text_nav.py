@@ -60,9 +60,9 @@ LOCATIONS = (
     "You find yourself in {room}.",
     "You arrive in {room}.",
     "You're now in {room}.",
-    "You've just shown up in {room}.",
-    "Well, here we are in {room}.",
-    "Guess what, you are in the place we're calling {room}.",
+    "You step into {room}.",
+    "This place is {room}.",
+    "You look around you in {room}.",
     "You come into {room}.",
     "Your feet have carried you to {room}.",
     "If you have not noticed it yet, this is {room}.",
@@ -72,23 +72,23 @@ LOCATION_ASIDES = (
     "",
     "",
     "",
-    "You start to take note of what's in the room.",
-    "You begin looking for stuff.",
-    "You can barely contain your excitement.",
+    "You have a look at what is here.",
+    "You search it for things of use.",
+    "You feel rather at home.",
     "It smells of fresh paint.",
     "You wait for something to happen, but nothing does.",
 )
 PLAIN_SIGHTS = ("You see {}.", "You can see {}.", "You make out {}.", "You can make out {}.")
 PLAYFUL_SIGHTS = (
-    "What's that over there? It looks like it's {}.",
-    "Oh wow! Is that what I think it is? It is! It's {}.",
-    "As if things weren't amazing enough already, you can even see {}.",
-    "You rest your hand against a wall, but you miss the wall and fall onto {}.",
+    "Over there stands {}.",
+    "Against the wall stands {}.",
+    "You nearly overlook {}.",
+    "You have to step around {}.",
     "Your eye falls on {}.",
     "Whoever lives here owns {}, it seems.",
 )
 PLAYFUL_SHARE = 0.3
-TABLE_ASIDES = ("", "", "", "You shudder, but continue examining the table.", "It stands on four legs, as it should.")
+TABLE_ASIDES = ("", "", "", "Its top is scratched.", "It stands on four legs, as it should.")
 TABLE_KINDS = ("", "", "normal", "ordinary", "typical", "standard", "usual")
 TABLE_CONTENTS = (
     "On the table you see {}.",
@@ -110,8 +110,7 @@ CONTENTS_ASIDES = (
     "",
     "",
     "",
-    "Suddenly, you bump your head on the ceiling, but it's not such a bad bump that it's going to prevent you from "
-    "looking at objects and even things.",
+    "You hum a tune while you look.",
     "You are sure that you left it otherwise.",
     "Well, why not?",
 )
@@ -208,8 +207,8 @@ class TextNav(Env):
                 0.0,
                 0.258,
                 1.0,
-                "lowest possible return; `behavior`, 0.26 times the 0.993 of `near`, exact, to which `far` adds less "
-                "than 0.001; `shortest_path`, exact",
+                "`random`, which wins once in 10,000 episodes; `behavior`, 0.26 times the 0.993 of `near`, exact, to "
+                "which `far` adds less than 0.001; `shortest_path`, exact",
             ),
         },
         paper={
