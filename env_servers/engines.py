@@ -94,32 +94,41 @@ class EnginePool:
     """Engines of one process, by path. Safe to use from several threads; each move has an engine to itself."""
 
     def __init__(self) -> None:
+        self.started = 0
+        self._forget()
+        # A forked child has none of the parent's threads and must not write into its pipes.
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._holders = 0
+        self._holds: set[object] = set()
         self._idle: dict[str, list[chess.engine.UciProtocol]] = defaultdict(list)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self.started = 0
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Keep engines alive between moves; when the last holder leaves, all of them quit."""
-        self.acquire()
+        held = self.acquire()
         try:
             yield
         finally:
-            self.release()
+            self.release(held)
 
-    def acquire(self) -> None:
-        """Begin to hold the pool, for those who cannot use `hold`; `release` must follow."""
+    def acquire(self) -> object:
+        """Begin to hold the pool, for those who cannot use `hold`; what it returns goes to `release`."""
+        held = object()
         with self._lock:
-            self._holders += 1
+            self._holds.add(held)
+        return held
 
-    def release(self) -> None:
+    def release(self, held: object) -> None:
         """End what `acquire` began."""
         with self._lock:
-            self._holders -= 1
-            if self._holders:
+            if held not in self._holds:
+                return  # it was begun before a fork, by the parent
+            self._holds.remove(held)
+            if self._holds:
                 return
             engines = [engine for idle in self._idle.values() for engine in idle]
             loop, thread = self._loop, self._thread

@@ -6,6 +6,7 @@ of its own between calls: all of an episode that it may use is in the context.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -80,3 +81,8 @@ class ScriptedPolicy:
     def act(self, contexts: Sequence[Context]) -> list[Action]:
         """Answer each context on its own."""
         return [Action(self._choose(context)) for context in contexts]
+
+
+def scripted(**choices: Callable[[Context], str]) -> dict[str, Callable[[], Policy]]:
+    """A task's `policies` from functions of one context, by name."""
+    return {name: functools.partial(ScriptedPolicy, name, choose) for name, choose in choices.items()}

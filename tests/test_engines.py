@@ -269,15 +269,39 @@ def test_a_process_that_goes_takes_its_engines_with_it(how: str) -> None:
         time.sleep(0.05)
 
 
+FORKER = """
+import os
+from env_servers.tasks import make_env
+env = make_env("chess", {"nodes": 10})
+env.reset(0)
+env.step("e4")
+child = os.fork()
+other = make_env("chess", {"nodes": 10})
+other.reset(0)
+print(other.step("e4").legal, flush=True)
+other.close()
+env.close()
+if child:
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+else:
+    os._exit(0)
+"""
+
+
+def test_a_forked_process_starts_engines_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKER], capture_output=True, text=True, timeout=60)
+    assert sorted(done.stdout.split()) == ["0", "True", "True"], done.stderr
+
+
 def test_collectors_draw_once_per_game() -> None:
-    starts = episode_starts("chess", "train", range(30), {"opponent": "random", "max_moves": 3})
+    starts = episode_starts("chess", "train", range(20), {"opponent": "random", "max_moves": 2})
     ratings = []
     for played in play("chess", make_policy("chess", "behavior"), starts):
         drawn = {action["elo"] for action in played.trajectory.info["policy"]}
         assert len(played.trajectory.info["policy"]) == played.trajectory.num_turns and len(drawn) == 1
         ratings += drawn
-    assert 800 <= min(ratings) < 1000 and 1400 < max(ratings) <= 1600
-    starts = episode_starts("chess_endgames", "train", range(40), {"opponent": "random"})
+    assert 1350 <= min(ratings) < 1420 and 1530 < max(ratings) <= 1600
+    starts = episode_starts("chess_endgames", "train", range(25), {"opponent": "random", "max_moves": 20})
     shares = []
     for played in play("chess_endgames", make_policy("chess_endgames", "behavior"), starts):
         assert set(played.trajectory.info["policy"]) <= {"random", "engine"}

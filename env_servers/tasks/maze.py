@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from env_servers.policy import Context, Policy, ScriptedPolicy
+from env_servers.policy import Context, scripted
 from env_servers.scores import Normalisation
 from env_servers.task import Env, Step, TaskSpec
 
@@ -301,13 +301,6 @@ def _best_memory_move(context: Context) -> str:
     return max(MOVES, key=lambda move: _move_value(belief, move, values))
 
 
-def _scripted(name: str, choose: Any) -> Any:
-    def make() -> Policy:
-        return ScriptedPolicy(name, choose)
-
-    return make
-
-
-_COMMON = {"random": _scripted("random", _random_move), "behavior": _scripted("behavior", _behavior_move)}
-Maze.policies = {**_COMMON, "optimal": _scripted("optimal", _shortest_move)}
-MazePartiallyObserved.policies = {**_COMMON, "best_memory": _scripted("best_memory", _best_memory_move)}
+_COMMON = scripted(random=_random_move, behavior=_behavior_move)
+Maze.policies = {**_COMMON, **scripted(optimal=_shortest_move)}
+MazePartiallyObserved.policies = {**_COMMON, **scripted(best_memory=_best_memory_move)}

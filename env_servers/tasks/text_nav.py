@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
-from env_servers.policy import Context, Policy, ScriptedPolicy
+from env_servers.policy import Context, scripted
 from env_servers.scores import Normalisation
 from env_servers.task import Env, Step, TaskSpec
 from env_servers.tasks.text_nav_house import (
@@ -398,14 +398,6 @@ def _behavior(context: Context) -> str:
     return (_near if context.once().random() < NEAR_SHARE else _far)(context)
 
 
-def _scripted(name: str, choose: Callable[[Context], str]) -> Callable[[], Policy]:
-    return lambda: ScriptedPolicy(name, choose)
-
-
-TextNav.policies = TextNavPartiallyObserved.policies = {
-    "random": _scripted("random", _random),
-    "behavior": _scripted("behavior", _behavior),
-    "near": _scripted("near", _near),
-    "far": _scripted("far", _far),
-    "shortest_path": _scripted("shortest_path", _shortest),
-}
+TextNav.policies = TextNavPartiallyObserved.policies = scripted(
+    random=_random, behavior=_behavior, near=_near, far=_far, shortest_path=_shortest
+)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from env_servers.policy import Context, Policy, ScriptedPolicy
+from env_servers.policy import Context, scripted
 from env_servers.scores import Normalisation
 from env_servers.task import Env, Step, TaskSpec
 
@@ -352,16 +352,6 @@ def _near_optimal_guess(context: Context) -> str:
     return book.texts[context.info["spaced"]][book.plan(_candidates(context, book))[1]]
 
 
-def _scripted(name: str, choose: Any) -> Any:
-    def make() -> Policy:
-        return ScriptedPolicy(name, choose)
-
-    return make
-
-
-Wordle.policies = {
-    "random": _scripted("random", _random_guess),
-    "behavior": _scripted("behavior", _behavior_guess),
-    "consistent": _scripted("consistent", _consistent_guess),
-    "near_optimal": _scripted("near_optimal", _near_optimal_guess),
-}
+Wordle.policies = scripted(
+    random=_random_guess, behavior=_behavior_guess, consistent=_consistent_guess, near_optimal=_near_optimal_guess
+)
