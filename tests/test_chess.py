@@ -75,7 +75,7 @@ def test_golden_transcript_of_a_game() -> None:
         assert (step.observation, step.reward, step.legal) == (observation, reward, legal)
     assert result(step) == (1.0, True, False, "checkmate", True)
     assert env.info == {
-        "start": chess.STARTING_FEN, "opponent": "a record", "opponent_moves": ["e7e5", "b8c6", "g8f6"],
+        "fen": chess.STARTING_FEN, "opponent": "a record", "opponent_moves": ["e7e5", "b8c6", "g8f6"],
     }  # fmt: skip
 
 
@@ -304,3 +304,12 @@ def test_optimal_mates_from_every_test_position_no_later_than_the_distance() -> 
         trajectory = played.trajectory
         assert trajectory.success and trajectory.episode_return == 1.0
         assert 2 * trajectory.num_turns - 1 <= test_positions()[trajectory.index].plies
+
+
+def test_a_filter_for_the_best_compares_endgames_with_each_other() -> None:
+    """Their starts do not repeat, so they are no groups of equal starts, of each of which one would be kept."""
+    from trainers.filters import filter_trajectories
+
+    starts = episode_starts("chess_endgames", "train", range(20), {"opponent": "random"})
+    episodes = [p.trajectory for p in play("chess_endgames", make_policy("chess_endgames", "random"), starts)]
+    assert len(filter_trajectories(episodes, "top:10")) == 2

@@ -253,9 +253,9 @@ class Chess(Env):
 
     @property
     def info(self) -> dict[str, Any]:
-        """`start` (FEN), `opponent` (name, version and strength) and `opponent_moves` (UCI) so far."""
+        """`fen` of the start, `opponent` (name, version and strength) and `opponent_moves` (UCI) so far."""
         return {
-            "start": self._start,
+            "fen": self._start,
             "opponent": self._opponent_name or "random",
             "opponent_moves": self._opponent_moves,
         }
