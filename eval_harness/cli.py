@@ -26,6 +26,9 @@ def evaluate(
     top_k: Annotated[int, typer.Option(help="Sample among the k most likely tokens; 0 is all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample among the tokens that hold this probability; 1 is all.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Token budget of an action, if not the task's.")] = None,
+    beta: Annotated[
+        str | None, typer.Option(help="Weight of a value policy's values; several (1,2,4) are played in turn.")
+    ] = None,
     rendering: Annotated[str | None, typer.Option(help="plain or chat; what the model was trained with.")] = None,
     batch: Annotated[int, typer.Option(help="Most episodes at the same time.")] = 32,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -48,39 +51,58 @@ def evaluate(
 
     from env_servers.cli import parse_options
     from eval_harness.report import to_table, write_html
-    from eval_harness.run import run
+    from eval_harness.run import default_folder, run
 
     target = _results_target(model, results_repo) if push_results else None
-    folder, scored = run(
-        task,
-        model,
-        episodes=episodes,
-        split=split,
-        starts_from=starts_from,
-        env_kwargs=parse_options(option),
-        seed=seed,
-        batch=batch,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        max_new_tokens=max_new_tokens,
-        rendering=rendering,
-        dtype=dtype,
-        device=device,
-        output=output,
-        overwrite=overwrite,
-    )
-    Console().print(to_table([scored]))
-    typer.echo(f"log: {folder}")
+    betas = _parse_betas(beta)
+    if target is not None and len(betas) > 1:
+        raise ValueError("--push-results takes the scores of one --beta; sweep first, then push the one you choose")
+    base = output or default_folder(task, model, seed)
+    results = [
+        run(
+            task,
+            model,
+            episodes=episodes,
+            split=split,
+            starts_from=starts_from,
+            env_kwargs=parse_options(option),
+            seed=seed,
+            batch=batch,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            max_new_tokens=max_new_tokens,
+            beta=value,
+            rendering=rendering,
+            dtype=dtype,
+            device=device,
+            output=base if len(betas) == 1 else base / f"beta-{value:g}",
+            overwrite=overwrite,
+        )
+        for value in betas
+    ]
+    scored = [result.scored for result in results]
+    Console().print(to_table(scored))
+    for result in results:
+        typer.echo(f"log: {result.folder}")
     if report:
-        write_html([scored], folder / "report.html")
-        typer.echo(f"report: {folder / 'report.html'}")
+        write_html(scored, base / "report.html")
+        typer.echo(f"report: {base / 'report.html'}")
     if target is not None:
         from eval_harness.results import push_results as push
 
-        done = push(scored, target, create_pr=create_pr)
+        done = push(scored[0], target, create_pr=create_pr)
         where = done.pull_request or f"{done.repo_id}@{done.revision}"
         typer.echo(f"{'pushed results:' if done.changed else 'already there, nothing changed:'} {where}")
+
+
+def _parse_betas(text: str | None) -> list[float | None]:
+    if text is None:
+        return [None]
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--beta is {text!r}; it must be a number, or several with commas, such as 1,2,4") from None
 
 
 def _results_target(model: str, results_repo: str | None) -> str:

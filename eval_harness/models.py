@@ -43,12 +43,14 @@ class Decoding(NamedTuple):
         top_k: Sample among the k most likely tokens; 0 is all.
         top_p: Sample among the most likely tokens with this total probability; 1 is all.
         max_new_tokens: Token budget of one action; None takes the task's.
+        beta: Weight of a value policy's values; None takes what it was saved with.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     max_new_tokens: int | None = None
+    beta: float | None = None
 
 
 class Loaded(NamedTuple):
@@ -128,25 +130,31 @@ def _load_language_model(
 ) -> Loaded:
     from trainers.load import load_policy
     from trainers.policy import Sampling
+    from trainers.value_policy import ValuePolicy
 
+    settings = decoding._asdict()
+    beta = settings.pop("beta")
     policy = load_policy(
         ref.source,
         revision=ref.revision,
         task=task,
         device=device,
         dtype=dtype,
-        sampling=Sampling(**decoding._asdict()),
+        sampling=Sampling(**settings),
+        beta=beta,
         rendering=rendering,
         batch_size=batch,
         token=token,
     )
-    identity = {
+    identity: dict[str, Any] = {
         "kind": "language model",
         "name": ref.source,
         "revision": policy.revision,
         "dtype": policy.dtype,
         "device": policy.device.partition(":")[0],
         "rendering": policy.rendering,
-        "sampling": {**decoding._asdict(), "max_new_tokens": policy.max_new_tokens},
+        "sampling": {**settings, "max_new_tokens": policy.max_new_tokens},
     }
+    if isinstance(policy, ValuePolicy):
+        identity["sampling"]["beta"] = policy.beta
     return Loaded(policy, identity)

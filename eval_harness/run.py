@@ -49,6 +49,7 @@ def run(
     top_k: int = 0,
     top_p: float = 1.0,
     max_new_tokens: int | None = None,
+    beta: float | None = None,
     rendering: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
@@ -73,6 +74,7 @@ def run(
         top_k: Sample among the k most likely tokens; 0 is all.
         top_p: Sample among the most likely tokens with this total probability; 1 is all.
         max_new_tokens: Token budget of one action; None takes the task's.
+        beta: Weight of a value policy's values; None takes what it was saved with.
         rendering: `plain` or `chat`; None takes what the model was trained with.
         dtype: `auto`, `float32`, `bfloat16`, ...
         device: `auto`, `cpu`, `cuda`, ...
@@ -90,7 +92,7 @@ def run(
     load_task(task)  # wrong names and numbers are told before a model is loaded
     _check_counts(episodes, batch)
     ref = parse_model(model)
-    decoding = Decoding(temperature, top_k, top_p, max_new_tokens)
+    decoding = Decoding(temperature, top_k, top_p, max_new_tokens, beta)
     loaded = load(ref, task, decoding, device=device, dtype=dtype, rendering=rendering, batch=batch, token=token)
     return evaluate_policy(
         task,

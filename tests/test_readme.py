@@ -50,7 +50,7 @@ def test_the_pages_commands_and_snippets_run_in_order(tmp_path: Path) -> None:
             words = shlex.split(line.replace("your-name", "alice"))
             if words[:3] == ["lmrl", "data", "build"]:
                 words += [] if "--train" in words else ["--train", "60", "--validation", "20"]
-            if words[:3] == ["lmrl", "train", "bc"]:
+            if words[:2] == ["lmrl", "train"]:
                 words += ["--steps", "3"]
             if words[:2] == ["lmrl", "eval"] and "--episodes" in words:
                 words[words.index("--episodes") + 1] = "4"

@@ -326,7 +326,7 @@ def _learn(
     spec, state = load_task(settings.task).spec, processes()
     loaded = load_trajectories(settings.source, "train", revision=settings.revision, token=token)
     episodes = list(tqdm(loaded, desc="Reading episodes", unit="", disable=not state.is_main_process))
-    _check_episodes(episodes, spec, settings.source)
+    check_episodes(episodes, spec, settings.source)
     kept = episodes if settings.filter is None else filter_trajectories(episodes, settings.filter)
     model, tokenizer, base_model = first_model(
         settings.init, episodes, folder, max_length=settings.max_length or 1024, seed=settings.seed, token=token
@@ -359,7 +359,7 @@ def _learn(
         save_steps=max(100, steps // 10),
         save_total_limit=2,
         # Only where much padding is saved: batches of one length have like contents, which makes steps noisier.
-        train_sampling_strategy="group_by_length" if _is_ragged(dataset["length"]) else "random",
+        train_sampling_strategy="group_by_length" if is_ragged(dataset["length"]) else "random",
         report_to="none",
     )
     trainer = BCTrainer(model=model, args=args, train_dataset=merged, processing_class=tokenizer)
@@ -382,7 +382,7 @@ def _learn(
             "steps": steps,
             "batch_size": settings.batch_size * state.num_processes,
             "learning_rate": settings.lr,
-            "loss": _last_loss(trainer.state.log_history),
+            "loss": last_loss(trainer.state.log_history),
         },
     )
     if state.is_main_process:
@@ -392,13 +392,14 @@ def _learn(
     return record
 
 
-def _last_loss(log_history: Sequence[dict[str, float]]) -> float:
+def last_loss(log_history: Sequence[dict[str, float]]) -> float:
     """Of the last steps that were logged; of all steps where the run was too short for that."""
     logged = [log["loss"] for log in log_history if "loss" in log]
     return float(logged[-1] if logged else log_history[-1]["train_loss"])
 
 
-def _check_episodes(episodes: Sequence[Trajectory], spec: TaskSpec, source: str) -> None:
+def check_episodes(episodes: Sequence[Trajectory], spec: TaskSpec, source: str) -> None:
+    """Raise a ValueError for episodes of another task; warn of those of another version of it."""
     others = sorted({episode.task for episode in episodes} - {spec.id})
     if others:
         raise ValueError(f"dataset {source} holds episodes of {', '.join(others)}, not of {spec.id}; give its own task")
@@ -411,6 +412,6 @@ def _check_episodes(episodes: Sequence[Trajectory], spec: TaskSpec, source: str)
         )
 
 
-def _is_ragged(lengths: Sequence[int]) -> bool:
+def is_ragged(lengths: Sequence[int]) -> bool:
     """Whether padding to the longest would be more than half of a batch."""
     return max(lengths) > 2 * sum(lengths) / len(lengths)

@@ -9,7 +9,12 @@ import yaml
 from env_servers.task import TaskSpec
 from trainers.load import PolicyRecord
 
-ALGORITHMS = {"bc": "behaviour cloning", "filtered_bc": "filtered behaviour cloning"}
+ALGORITHMS = {
+    "bc": "behaviour cloning",
+    "filtered_bc": "filtered behaviour cloning",
+    "ilql": "implicit language Q-learning (ILQL)",
+    "mc": "Monte Carlo returns",
+}
 
 
 def render_card(record: PolicyRecord, spec: TaskSpec, name: str, command: str) -> str:

@@ -3,9 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from trainers.bc import TrainResult
+
+Task = Annotated[str, typer.Option(help="Task id, such as maze.")]
+Output = Annotated[Path, typer.Option(help="Folder of the run; the same command again resumes it.")]
+Behavior = Annotated[str, typer.Option(help="The behaviour policy, as from `lmrl train bc`: folder or repository.")]
+Source = Annotated[
+    str | None, typer.Option(help="Folder, or dataset on the Hub; by default lmrl/<task>.", show_default=False)
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the dataset.")]
+Rendering = Annotated[str | None, typer.Option(help="plain or chat; by default chat if the model has a chat template.")]
+Steps = Annotated[int | None, typer.Option(help="Gradient steps.", min=1)]
+Epochs = Annotated[float, typer.Option(help="Passes over the data, without --steps.", min=0)]
+BatchSize = Annotated[int, typer.Option(help="Sequences per step and process.", min=1)]
+Accumulation = Annotated[int, typer.Option(help="Parts that a batch is computed in, to save memory.", min=1)]
+Rate = Annotated[float, typer.Option(help="Learning rate.", min=0)]
+Gamma = Annotated[float, typer.Option(help="Discount factor.")]
+Discount = Annotated[str, typer.Option(help="What discounts: each token or each turn.")]
+CQLWeight = Annotated[float, typer.Option(help="Weight of the conservative term.", min=0)]
+Beta = Annotated[float, typer.Option(help="Weight of the values when acting.", min=0)]
+LinearHeads = Annotated[bool, typer.Option("--linear-heads", help="One linear layer instead of two with a ReLU.")]
+HeadBias = Annotated[float, typer.Option(help="First value of every output of the heads.")]
+QVocab = Annotated[str, typer.Option(help="Tokens that Q is learned for: all, or dataset (those of its actions).")]
+MaxLength = Annotated[int | None, typer.Option(help="Most tokens of a sequence.", min=2)]
+Seed = Annotated[int, typer.Option(help="Of first weights and order.")]
+PushToHub = Annotated[str | None, typer.Option(help="Repository to put the policy into.", metavar="NAMESPACE/NAME")]
+Private = Annotated[bool, typer.Option("--private", help="Make a new repository private.")]
+Resume = Annotated[bool, typer.Option(help="Go on where the same command was interrupted.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete another run in the folder.")]
 
 app = typer.Typer(
     help="Train a policy on a dataset of episodes.",
@@ -25,12 +55,10 @@ def main() -> None:
     "bc --task maze --output maze-bc"
 )
 def bc(
-    task: Annotated[str, typer.Option(help="Task id, such as maze.")],
-    output: Annotated[Path, typer.Option(help="Folder of the run; the same command again resumes it.")],
-    dataset: Annotated[
-        str | None, typer.Option(help="Folder, or dataset on the Hub; by default lmrl/<task>.", show_default=False)
-    ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the dataset.")] = None,
+    task: Task,
+    output: Output,
+    dataset: Source = None,
+    revision: Revision = None,
     init: Annotated[
         str, typer.Option(help="First weights: tiny or small (random GPT-2), a folder, or a model on the Hub.")
     ] = "tiny",
@@ -40,22 +68,18 @@ def bc(
             help="Learn from the best episodes alone: success, top:10 (percent, among equal starts), top-all:10."
         ),
     ] = None,
-    rendering: Annotated[
-        str | None, typer.Option(help="plain or chat; by default chat if the model has a chat template.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Gradient steps.", min=1)] = None,
+    rendering: Rendering = None,
+    steps: Steps = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data, instead of --steps.", min=0)] = None,
     batch_size: Annotated[int | None, typer.Option(help="Sequences per step and process.", min=1)] = None,
-    accumulation: Annotated[int, typer.Option(help="Parts that a batch is computed in, to save memory.", min=1)] = 1,
+    accumulation: Accumulation = 1,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.", min=0)] = None,
-    max_length: Annotated[int | None, typer.Option(help="Most tokens of a sequence.", min=2)] = None,
-    seed: Annotated[int, typer.Option(help="Of first weights and order.")] = 0,
-    push_to_hub: Annotated[
-        str | None, typer.Option(help="Repository to put the policy into.", metavar="NAMESPACE/NAME")
-    ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    resume: Annotated[bool, typer.Option(help="Go on where the same command was interrupted.")] = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete another run in the folder.")] = False,
+    max_length: MaxLength = None,
+    seed: Seed = 0,
+    push_to_hub: PushToHub = None,
+    private: Private = False,
+    resume: Resume = True,
+    overwrite: Overwrite = False,
 ) -> None:
     """Behaviour cloning, or with --filter filtered behaviour cloning."""
     from trainers.bc import train_bc  # torch takes seconds, which --help need not wait for
@@ -80,6 +104,104 @@ def bc(
         resume=resume,
         overwrite=overwrite,
     )
+    _tell(result, push_to_hub, task)
+
+
+@app.command(
+    epilog="Example: lmrl train ilql --task maze --init maze-bc --tau 0.99 --cql-weight 0.5 --output maze-ilql"
+)
+def ilql(
+    task: Task,
+    output: Output,
+    init: Behavior,
+    dataset: Source = None,
+    revision: Revision = None,
+    rendering: Rendering = None,
+    steps: Steps = None,
+    epochs: Epochs = 3.0,
+    batch_size: BatchSize = 128,
+    accumulation: Accumulation = 1,
+    lr: Rate = 1e-4,
+    gamma: Gamma = 0.99,
+    discount: Discount = "token",
+    cql_weight: CQLWeight = 0.01,
+    tau: Annotated[float, typer.Option(help="Expectile of V, between 0 and 1.")] = 0.7,
+    target_rate: Annotated[float, typer.Option(help="Share that the targets move by after each step.")] = 0.005,
+    beta: Beta = 4.0,
+    linear_heads: LinearHeads = False,
+    head_bias: HeadBias = 0.0,
+    q_vocab: QVocab = "all",
+    max_length: MaxLength = None,
+    seed: Seed = 0,
+    push_to_hub: PushToHub = None,
+    private: Private = False,
+    resume: Resume = True,
+    overwrite: Overwrite = False,
+) -> None:
+    """Implicit language Q-learning from offline episodes."""
+    options = {name: value for name, value in locals().items() if name not in ("output", *REPOSITORY)}
+    _train_values("ilql", options, output, push_to_hub, private, resume, overwrite)
+
+
+@app.command(epilog="Example: lmrl train mc --task maze --init maze-bc --cql-weight 0.5 --beta 16 --output maze-mc")
+def mc(
+    task: Task,
+    output: Output,
+    init: Behavior,
+    dataset: Source = None,
+    revision: Revision = None,
+    rendering: Rendering = None,
+    steps: Steps = None,
+    epochs: Epochs = 3.0,
+    batch_size: BatchSize = 128,
+    accumulation: Accumulation = 1,
+    lr: Rate = 1e-4,
+    gamma: Gamma = 0.99,
+    discount: Discount = "token",
+    cql_weight: CQLWeight = 0.01,
+    beta: Beta = 4.0,
+    linear_heads: LinearHeads = False,
+    head_bias: HeadBias = 0.0,
+    q_vocab: QVocab = "all",
+    max_length: MaxLength = None,
+    seed: Seed = 0,
+    push_to_hub: PushToHub = None,
+    private: Private = False,
+    resume: Resume = True,
+    overwrite: Overwrite = False,
+) -> None:
+    """Monte Carlo returns: Q of the data's own policy, from offline episodes."""
+    options = {name: value for name, value in locals().items() if name not in ("output", *REPOSITORY)}
+    _train_values("mc", options, output, push_to_hub, private, resume, overwrite)
+
+
+REPOSITORY = ("push_to_hub", "private", "resume", "overwrite")
+
+
+def _train_values(
+    algorithm: str,
+    options: dict[str, Any],
+    output: Path,
+    push_to_hub: str | None,
+    private: bool,
+    resume: bool,
+    overwrite: bool,
+) -> None:
+    from trainers.value_training import ValueRun, train_values  # torch takes seconds, which --help need not wait for
+
+    source = options.pop("dataset") or f"lmrl/{options['task']}"
+    result = train_values(
+        ValueRun(algorithm=algorithm, source=source, **options),
+        output,
+        push_to_hub=push_to_hub,
+        private=private,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    _tell(result, push_to_hub, options["task"])
+
+
+def _tell(result: TrainResult, push_to_hub: str | None, task: str) -> None:
     if not result.main:
         return
     typer.echo(f"policy saved in {result.folder} (loss {result.loss:.4f}, {result.seconds:.0f} s)")

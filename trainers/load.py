@@ -22,15 +22,19 @@ from typing import Any, NamedTuple
 import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import OfflineModeIsEnabled
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from env_servers.tasks import load_task, unknown
 from hub_datasets.hub import HUB_ERRORS, explain, with_retries
 from trainers.policy import LanguageModelPolicy, Sampling
 from trainers.tokens import RENDERINGS
+from trainers.value_policy import ValuePolicy
+from trainers.values import HeadSettings, ValueModel, trunk_of
 
-RECORD_NAME = "policy.json"
-FORMAT = 1
+RECORD_NAME, VALUES_NAME = "policy.json", "values.safetensors"
+FORMAT = 2  # 2 added `values`
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # What decides on a policy's words; cards and logs beside it do not.
 POLICY_FILES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
@@ -42,7 +46,7 @@ class PolicyRecord:
     """The contents of `policy.json`.
 
     Attributes:
-        algorithm: `bc` or `filtered_bc`.
+        algorithm: `bc`, `filtered_bc`, `ilql` or `mc`.
         task: Task id.
         task_version: Version of the task's rules and texts that it was trained under.
         rendering: `plain` or `chat`.
@@ -55,6 +59,7 @@ class PolicyRecord:
         seed: Of training.
         training: Numbers of the training, such as its steps and last loss.
         kind: Key of `POLICIES`.
+        values: Of a value policy: the form of its heads (`values.HeadSettings`), their number `q_heads`, and `beta`.
         versions: Of the packages at work.
         format: Version of this form.
     """
@@ -72,6 +77,7 @@ class PolicyRecord:
     seed: int = 0
     training: Mapping[str, float] = field(default_factory=dict)
     kind: str = "causal_lm"
+    values: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=lambda: package_versions())
     format: int = FORMAT
 
@@ -81,8 +87,14 @@ def package_versions() -> dict[str, str]:
     return {name: version(name) for name in ("lmrl", "torch", "transformers", "trl", "datasets")}
 
 
-def save_policy(folder: Path, model: Any, tokenizer: Any, record: PolicyRecord) -> None:
-    """Write weights, tokenizer and `policy.json` into a folder.
+def save_policy(
+    folder: Path,
+    model: Any,
+    tokenizer: Any,
+    record: PolicyRecord,
+    values: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write weights, tokenizer and `policy.json` into a folder; of a value policy also `values.safetensors`.
 
     Everything is written aside first and moved in at the end, `policy.json` last, so a folder with that file is
     whole.
@@ -92,6 +104,8 @@ def save_policy(folder: Path, model: Any, tokenizer: Any, record: PolicyRecord) 
     try:
         model.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
+        if values is not None:
+            save_file({name: tensor.contiguous() for name, tensor in values.items()}, aside / VALUES_NAME)
         (folder / RECORD_NAME).unlink(missing_ok=True)
         for file in sorted(aside.iterdir()):
             os.replace(file, folder / file.name)
@@ -118,6 +132,7 @@ def read_record(folder: Path) -> PolicyRecord | None:
         raise ValueError(f"{path} has no format number, so it is no policy record; fetch or train the policy again")
     if values["format"] > FORMAT:
         raise ValueError(f"{path} has format {values['format']}, and this lmrl reads up to {FORMAT}; update lmrl")
+    values = {"values": None, **values}  # format 1 had none
     names = [entry.name for entry in fields(PolicyRecord)]
     missing = [name for name in names if name not in values]
     if missing:
@@ -207,6 +222,7 @@ def load_policy(
     token: str | bool | None = None,
     allow_other_task: bool = False,
     batch_size: int = 64,
+    beta: float | None = None,
 ) -> LanguageModelPolicy:
     """A policy or any causal language model, from a folder or the Hub, ready to play a task.
 
@@ -222,6 +238,7 @@ def load_policy(
         token: As in `huggingface_hub`; None takes the ambient one.
         allow_other_task: Load a policy that was trained on another task.
         batch_size: Most prompts in one call of the model.
+        beta: Weight of a value policy's values; None is what it was saved with.
 
     Returns:
         The policy; its `name`, `revision`, `dtype`, `device`, `rendering` and `sampling` are what a record of an
@@ -251,8 +268,17 @@ def load_policy(
         rendering = record.rendering if record is not None else suited
     build = POLICIES[record.kind if record is not None else "causal_lm"]
     own = record is not None and record.task == task
+    model = _load_model(found.folder, device, dtype)
+    extra: dict[str, Any] = {}
+    if record is not None and record.values is not None:
+        extra = {
+            "values": _load_values(found.folder, model, record.values),
+            "beta": record.values["beta"] if beta is None else beta,
+        }
+    elif beta is not None:
+        raise ValueError(f"beta is {beta}, but {found.name} has no values to weigh; leave beta out")
     return build(
-        _load_model(found.folder, device, dtype),
+        model,
         tokenizer,
         spec,
         name=found.name,
@@ -263,7 +289,19 @@ def load_policy(
         action_room=record.action_room if own and record is not None else None,
         batch_size=batch_size,
         revision=found.revision,
+        **extra,
     )
+
+
+def _load_values(folder: Path, model: Any, record: Mapping[str, Any]) -> ValueModel:
+    """The trunk and heads beside a behaviour policy, on its device and in its dtype."""
+    settings = HeadSettings(record["linear"], record["bias"], record["token_ids"])
+    values = ValueModel(trunk_of(model), settings, record["q_heads"])
+    try:
+        values.load_state_dict(load_file(folder / VALUES_NAME))
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{folder / VALUES_NAME} does not fit the model beside it: {error}") from error
+    return values.to(device=model.device, dtype=model.dtype)
 
 
 def _load_model(folder: Path, device: str, dtype: str) -> Any:
@@ -318,4 +356,4 @@ def push_policy(folder: Path, repo_id: str, *, token: str | bool | None = None) 
 
 
 # Kinds of policy, by the name in `policy.json`.
-POLICIES: Mapping[str, Callable[..., LanguageModelPolicy]] = {"causal_lm": LanguageModelPolicy}
+POLICIES: Mapping[str, Callable[..., LanguageModelPolicy]] = {"causal_lm": LanguageModelPolicy, "values": ValuePolicy}

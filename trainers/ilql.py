@@ -1,0 +1,203 @@
+"""Implicit language Q-learning: Q and V of a token-level decision process, from offline episodes.
+
+Snell et al., "Offline RL for Natural Language Generation with Implicit Language Q Learning" (arXiv 2206.11871),
+in the form of LMRL-Gym (arXiv 2311.18232, section 5): for each of the agent's tokens, with its state s, the token a,
+its reward r and the state s' before the agent's next token,
+
+    L_Q = 1/2 (Q_i(s, a) - (r + gamma V(s')))^2                for both heads i, V(s') without gradient,
+    L_V = 1/2 |tau - [Q^(s, a) < V(s)]| (V(s) - Q^(s, a))^2    with Q^ the smaller of the two target heads,
+    L_CQL = log sum_b exp Q_i(s, b) - Q_i(s, a)                for both heads,
+
+each a mean over tokens. A terminated episode has no s', which counts once: in its last token. The targets follow the
+trunk and heads by a moving average after each step of the optimiser.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from trainers.losses import ilql_loss
+from trainers.values import HeadSettings, ValueModel, frozen_copy, make_head
+
+
+@dataclass
+class ValueConfig(TrainingArguments):
+    """`transformers.TrainingArguments` with the defaults of LMRL-Gym's value methods (Table 3), and theirs.
+
+    bfloat16 and gradient checkpointing are on where there is a GPU that does them, off on a CPU.
+    """
+
+    learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of trunk and heads."})
+    lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "Schedule."})
+    adam_beta2: float = field(default=0.95, metadata={"help": "Adam's second beta."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are no numbers."})
+    gamma: float = field(default=0.99, metadata={"help": "Discount factor."})
+    discount: str = field(default="token", metadata={"help": "What discounts: each token, or each turn."})
+    cql_weight: float = field(default=0.01, metadata={"help": "Weight of the conservative term."})
+
+    def __post_init__(self) -> None:
+        on_gpu = torch.cuda.is_available() and not self.use_cpu
+        self.remove_unused_columns = False
+        self.dataloader_pin_memory = self.dataloader_pin_memory and on_gpu
+        super().__post_init__()  # type: ignore[no-untyped-call]
+
+
+@dataclass
+class ILQLConfig(ValueConfig):
+    """Settings of ILQL beside those of every value method."""
+
+    tau: float = field(default=0.7, metadata={"help": "Expectile of V."})
+    target_rate: float = field(default=0.005, metadata={"help": "Share that targets move by after each step."})
+
+
+class ILQLModel(ValueModel):
+    """Trunk with Q1, Q2 and V, and target copies of trunk, Q1 and Q2.
+
+    Args:
+        trunk: Body of a causal language model.
+        settings: Form of the heads.
+        tau: Expectile of V, between 0 and 1.
+        cql_weight: Weight of the conservative term.
+    """
+
+    def __init__(self, trunk: Any, settings: HeadSettings, *, tau: float = 0.7, cql_weight: float = 0.01) -> None:
+        super().__init__(trunk, settings, q_heads=2)
+        self.tau, self.cql_weight = tau, cql_weight
+        self.v = make_head(trunk, 1, settings)
+        # Named so that no name ends in another's: PEFT and others match by endings.
+        self.slow_trunk, self.slow_head1, self.slow_head2 = (frozen_copy(m) for m in (trunk, self.q1, self.q2))
+
+    def moving_pairs(self) -> Any:
+        """Trunk, Q1 and Q2 with their targets."""
+        yield from (
+            (self.trunk, self.slow_trunk),
+            (self.q1, self.slow_head1),
+            (self.q2, self.slow_head2),
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        states: Tensor,
+        tokens: Tensor,
+        next_states: Tensor,
+        bootstrap: Tensor,
+        rewards: Tensor,
+        discounts: Tensor,
+        weights: Tensor,
+        returns: Tensor | None = None,
+        count: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The loss of a batch from `trainers.transitions.transition_collator`, whose documentation has the shapes.
+
+        Args:
+            count: Number of action tokens, weights included, in all batches of the optimiser's step; None takes this
+                batch's.
+        """
+        hidden = self.hidden(self.trunk, input_ids, attention_mask)
+        at = hidden[states]
+        q1, cql1 = self.q1(at, tokens, weights)
+        assert self.q2 is not None
+        q2, cql2 = self.q2(at, tokens, weights)
+        v = self.v(at).squeeze(-1)
+        with torch.no_grad():
+            next_v = self.v(hidden[next_states]).squeeze(-1)
+            slow = self.hidden(self.slow_trunk, input_ids, attention_mask)[states]
+            target_q = torch.minimum(self.slow_head1(slow, tokens), self.slow_head2(slow, tokens))
+        here = weights.sum()
+        loss = ilql_loss(
+            q1=q1, q2=q2, v=v, target_q=target_q, next_v=next_v, rewards=rewards, discounts=discounts,
+            bootstrap=bootstrap, cql1=cql1, cql2=cql2, tau=self.tau, cql_weight=self.cql_weight,
+            count=here if count is None else count, weights=weights,
+        )  # fmt: skip
+        with torch.no_grad():
+            mean = {"q": torch.minimum(q1, q2), "v": v, "target_q": target_q}
+            parts = {name: (value.float() * weights).sum() / here.clamp(min=1) for name, value in mean.items()}
+            parts["cql"] = (cql1 + cql2) / (2 * here.clamp(min=1))
+        return {"loss": loss.total, **parts}
+
+
+class MoveTargets(TrainerCallback):
+    """Moves the targets once after each step of the optimiser, however many batches it was computed in."""
+
+    def __init__(self, trainer: Trainer, rate: float) -> None:
+        self._trainer, self._rate = trainer, rate
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Called by the trainer between the optimiser's step and the next gradient."""
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model, keep_torch_compile=False)
+        model.move_targets(self._rate)
+
+
+class ValueTrainer(Trainer):
+    """`transformers.Trainer` for value models on rows of `trainers.transitions`.
+
+    The loss of a step is a sum over its action tokens, of all batches and processes, divided by their number: so
+    neither accumulation nor the number of processes changes it.
+    """
+
+    loss_is_scaled_for_ga = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model_accepts_loss_kwargs = True
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        """The batches of one optimiser's step and the number of action tokens in them, weights included."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not batches:
+            return batches, None
+        count = torch.stack([batch["weights"].sum() for batch in batches]).sum().to(device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            count = self.accelerator.gather(count).sum()
+        return batches, count
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The loss of one batch, as `Trainer` wants it."""
+        outputs = model(**inputs, count=num_items_in_batch)
+        loss = outputs["loss"]
+        for name, value in outputs.items():
+            if name != "loss":
+                self._parts.setdefault(name, []).append(value.detach())
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes  # DDP takes the mean over processes, the count is of all
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the means of the loss's parts since the last log.
+
+        Raises:
+            FloatingPointError: The loss is no number any more.
+        """
+        if "loss" in logs:
+            if not math.isfinite(logs["loss"]):
+                raise FloatingPointError(
+                    f"the loss is {logs['loss']} after {self.state.global_step} steps: training has diverged. Lower "
+                    "the learning rate, or begin again from the last checkpoint with another seed"
+                )
+            means = {name: torch.stack(values).mean().item() for name, values in self._parts.items()}
+            logs = {**logs, **means}
+            self._parts.clear()
+        super().log(logs, start_time)
+
+
+class ILQLTrainer(ValueTrainer):
+    """Trains an `ILQLModel`, and moves its targets."""
+
+    def __init__(self, model: ILQLModel, args: ILQLConfig, **kwargs: Any) -> None:
+        super().__init__(model=model, args=args, **kwargs)
+        self.add_callback(MoveTargets(self, args.target_rate))

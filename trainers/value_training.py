@@ -1,0 +1,238 @@
+"""From a dataset to a saved value policy: what `lmrl train ilql` and `lmrl train mc` do.
+
+It begins with a language model that says what the data's agent says, the behaviour policy, usually one trained by
+`lmrl train bc` on the same data. It stays as it is; a copy of its body becomes the value trunk.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from env_servers.tasks import load_task
+from hub_datasets.load import load_trajectories, resolve
+from trainers.bc import TrainResult, check_episodes, is_ragged, last_loss
+from trainers.card import render_card
+from trainers.ilql import ILQLConfig, ILQLModel, ILQLTrainer, ValueConfig, ValueTrainer
+from trainers.load import PolicyRecord, make_repository, push_policy, read_record, save_policy
+from trainers.mc import MCModel
+from trainers.runs import CHECKPOINTS, close_run, first_model, open_run, processes
+from trainers.tokens import Renderer
+from trainers.transitions import (
+    Discounting,
+    build_transitions,
+    check_discounting,
+    merge_transitions,
+    transition_collator,
+)
+from trainers.values import HeadSettings, trunk_of
+
+ALGORITHMS = ("ilql", "mc")
+Q_VOCABULARIES = ("all", "dataset")
+
+
+class ValueRun(NamedTuple):
+    """What decides on the policy that a run makes; kept in `run.json`. The meaning of each is in `train_values`."""
+
+    algorithm: str
+    task: str
+    source: str
+    revision: str | None
+    init: str
+    rendering: str | None = None
+    steps: int | None = None
+    epochs: float = 3.0
+    batch_size: int = 128
+    accumulation: int = 1
+    lr: float = 1e-4
+    gamma: float = 0.99
+    discount: str = "token"
+    cql_weight: float = 0.01
+    tau: float = 0.7
+    target_rate: float = 0.005
+    beta: float = 4.0
+    linear_heads: bool = False
+    head_bias: float = 0.0
+    q_vocab: str = "all"
+    max_length: int | None = None
+    seed: int = 0
+    processes: int = 1
+
+    def public_source(self) -> str:
+        """The dataset's name; of a folder only the last part, since the path is nobody's business."""
+        return Path(self.source).name if Path(self.source).is_dir() else self.source
+
+    def command(self) -> str:
+        """The command line that repeats the run."""
+        names = {"source": "dataset"}
+        shown = {**self._asdict(), "source": self.public_source()}
+        given = {n: v for n, v in shown.items() if n not in ("processes", "algorithm", "linear_heads")}
+        words = [f"--{names.get(n, n).replace('_', '-')} {v}" for n, v in given.items() if v is not None]
+        words += ["--linear-heads"] if self.linear_heads else []
+        many = f"torchrun --nproc_per_node {self.processes} -m trainers"
+        return f"{'lmrl train' if self.processes == 1 else many} {self.algorithm} {' '.join(words)} --output my-policy"
+
+
+def train_values(
+    run: ValueRun,
+    output_dir: str | Path,
+    *,
+    push_to_hub: str | None = None,
+    private: bool = False,
+    resume: bool = True,
+    overwrite: bool = False,
+    token: str | bool | None = None,
+) -> TrainResult:
+    """Learn values from offline episodes, save them with the behaviour policy, and put both on the Hub if asked to.
+
+    Args:
+        run: The run's settings. `algorithm` is `ilql` or `mc`; `task`, `source`, `revision` name the data; `init` is
+            the behaviour policy, a folder or a repository. `steps` of the optimiser, or `epochs` over the data, of
+            `batch_size` sequences per process in `accumulation` parts; `lr`. `gamma`, `discount` (per `token` or
+            `turn`), `cql_weight`; for ILQL the expectile `tau` and the `target_rate`. `beta` weighs the values when
+            acting. `linear_heads`, `head_bias`, `q_vocab` (`all` tokens, or those of the dataset's actions) give
+            the form of the heads. `processes` is filled in.
+        output_dir: Folder of the run, see `trainers.runs`.
+        push_to_hub: Repository to put the policy into.
+        private: Make a new repository private.
+        resume: Go on where the same command was interrupted; a finished run is only pushed.
+        overwrite: Delete another run in the folder.
+        token: As in `huggingface_hub`.
+
+    Raises:
+        ValueError: A setting has a value it does not take, or the data is of another task.
+        FileExistsError: The folder holds something else.
+        FileNotFoundError: There is no such dataset, model or repository.
+        PermissionError: The Hub refused.
+        ConnectionError: The Hub could not be reached.
+    """
+    folder, state = Path(output_dir), processes()
+    _check(run)
+    if push_to_hub is not None and state.is_main_process:
+        make_repository(push_to_hub, private=private, token=token)
+    data = resolve(run.source, run.revision, token)
+    run = run._replace(source=data.path, revision=data.revision, processes=state.num_processes)
+    checkpoint = open_run(folder, run._asdict(), resume=resume, overwrite=overwrite)
+    record, began = read_record(folder), time.monotonic()
+    if record is None:
+        record = _learn(run, folder, checkpoint, push_to_hub or folder.name, token)
+    seconds = time.monotonic() - began
+    sha = push_policy(folder, push_to_hub, token=token) if push_to_hub and state.is_main_process else None
+    state.wait_for_everyone()
+    return TrainResult(folder, sha, record.training["loss"], seconds, state.is_main_process)
+
+
+def _check(run: ValueRun) -> None:
+    load_task(run.task)
+    for name, allowed in (("algorithm", ALGORITHMS), ("q_vocab", Q_VOCABULARIES)):
+        if getattr(run, name) not in allowed:
+            raise ValueError(f"{name} is {getattr(run, name)!r}; allowed: {', '.join(allowed)}")
+    check_discounting(Discounting(run.gamma, run.discount))
+    for name in ("steps", "epochs", "batch_size", "accumulation", "lr"):
+        value = getattr(run, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}; it must be above 0")
+    if not 0 < run.tau < 1:
+        raise ValueError(f"tau is {run.tau}; allowed are numbers between 0 and 1")
+    if run.batch_size % run.accumulation:
+        raise ValueError(f"batch size {run.batch_size} does not divide into {run.accumulation} parts of accumulation")
+
+
+def _learn(run: ValueRun, folder: Path, checkpoint: str | None, name: str, token: str | bool | None) -> PolicyRecord:
+    spec, state = load_task(run.task).spec, processes()
+    loaded = load_trajectories(run.source, "train", revision=run.revision, token=token)
+    episodes = list(tqdm(loaded, desc="Reading episodes", unit="", disable=not state.is_main_process))
+    check_episodes(episodes, spec, run.source)
+    model, tokenizer, base_model = first_model(
+        run.init, episodes, folder, max_length=run.max_length or 1024, seed=run.seed, token=token
+    )
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1024
+    renderer = Renderer(
+        tokenizer,
+        spec,
+        run.rendering or ("chat" if tokenizer.chat_template else "plain"),
+        max_length=run.max_length or min(positions, 1024),
+    )
+    dataset = build_transitions(episodes, renderer, Discounting(run.gamma, run.discount))
+    merged = merge_transitions(dataset, run.batch_size * state.num_processes, state.num_processes * run.accumulation)
+    settings = HeadSettings(run.linear_heads, run.head_bias, _token_ids(dataset) if run.q_vocab == "dataset" else None)
+    steps = run.steps or max(1, math.ceil(run.epochs * len(dataset) / (run.batch_size * state.num_processes)))
+    torch.manual_seed(run.seed)
+    values: nn.Module
+    common: dict[str, Any] = {
+        "output_dir": str(folder / CHECKPOINTS),
+        "max_steps": steps,
+        "per_device_train_batch_size": (
+            run.batch_size // run.accumulation
+            if merged is dataset
+            else len(merged) // (state.num_processes * run.accumulation)
+        ),
+        "gradient_accumulation_steps": run.accumulation,
+        "learning_rate": run.lr,
+        "max_grad_norm": 1.0,
+        "seed": run.seed,
+        "use_cpu": state.device.type == "cpu",
+        "logging_steps": max(10, steps // 20),
+        "save_steps": max(100, steps // 10),
+        "save_total_limit": 2,
+        "train_sampling_strategy": "group_by_length" if is_ragged(dataset["length"]) else "random",
+        "report_to": "none",
+        "gamma": run.gamma,
+        "discount": run.discount,
+        "cql_weight": run.cql_weight,
+    }
+    given: dict[str, Any] = {"train_dataset": merged, "data_collator": transition_collator(_pad_id(tokenizer))}
+    trainer: ValueTrainer
+    if run.algorithm == "ilql":
+        values = ILQLModel(trunk_of(model), settings, tau=run.tau, cql_weight=run.cql_weight)
+        trainer = ILQLTrainer(values, ILQLConfig(**common, tau=run.tau, target_rate=run.target_rate), **given)
+    else:
+        values = MCModel(trunk_of(model), settings, cql_weight=run.cql_weight)
+        trainer = ValueTrainer(model=values, args=ValueConfig(**common), **given)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    record = PolicyRecord(
+        algorithm=run.algorithm,
+        task=run.task,
+        task_version=spec.version,
+        rendering=renderer.rendering,
+        memory=renderer.memory,
+        max_length=renderer.max_length,
+        action_room=renderer.action_room,
+        dataset={"source": run.public_source(), "revision": run.revision},
+        base_model=base_model,
+        seed=run.seed,
+        training={
+            "episodes": len(episodes),
+            "sequences": len(dataset),
+            "steps": steps,
+            "batch_size": run.batch_size * state.num_processes,
+            "learning_rate": run.lr,
+            "loss": last_loss(trainer.state.log_history),
+        },
+        kind="values",
+        values={**settings._asdict(), "beta": run.beta, "q_heads": 2 if run.algorithm == "ilql" else 1},
+    )
+    if state.is_main_process:
+        folder.joinpath("README.md").write_text(render_card(record, spec, name, run.command()), encoding="utf-8")
+        trained = trainer.accelerator.unwrap_model(trainer.model)
+        save_policy(folder, model, tokenizer, record, trained.acting_state())
+        close_run(folder)
+    return record
+
+
+def _token_ids(dataset: Any) -> list[int]:
+    found: set[int] = set()
+    for batch in dataset.iter(1024):
+        for ids, places in zip(batch["input_ids"], batch["places"], strict=True):
+            found.update(ids[place] for place in places)
+    return sorted(found)
+
+
+def _pad_id(tokenizer: Any) -> int:
+    return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
