@@ -122,7 +122,7 @@ def test_a_policy_of_another_task_needs_a_yes(tmp_path: Path) -> None:
     ("change", "reason"),
     [
         ({"kind": "causal"}, "did you mean 'causal_lm'"),
-        ({"format": 2}, "format 2, and this lmrl reads up to 1"),
+        ({"format": 3}, "format 3, and this lmrl reads up to 2"),
         ({"format": None}, "no format number"),
         ({"rendering": "plane"}, "did you mean 'plain'"),
     ],
