@@ -161,6 +161,7 @@ def test_betas_on_the_command_line() -> None:
     [
         ({"algorithm": "q"}, "algorithm is 'q'; allowed: ilql, mc"),
         ({"q_vocab": "some"}, "q_vocab is 'some'; allowed: all, dataset"),
+        ({"schedule": "steep"}, "schedule is 'steep'; allowed: constant, linear, cosine"),
         ({"tau": 1.0}, "tau is 1.0; allowed are numbers between 0 and 1"),
         ({"gamma": 2.0}, "gamma is 2.0; allowed are numbers from 0 to 1"),
         ({"steps": 0}, "steps is 0; it must be above 0"),

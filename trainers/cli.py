@@ -23,6 +23,7 @@ Epochs = Annotated[float, typer.Option(help="Passes over the data, without --ste
 BatchSize = Annotated[int, typer.Option(help="Sequences per step and process.", min=1)]
 Accumulation = Annotated[int, typer.Option(help="Parts that a batch is computed in, to save memory.", min=1)]
 Rate = Annotated[float, typer.Option(help="Learning rate.", min=0)]
+Schedule = Annotated[str, typer.Option(help="Of the learning rate: constant, linear or cosine to 0.")]
 Gamma = Annotated[float, typer.Option(help="Discount factor.")]
 Discount = Annotated[str, typer.Option(help="What discounts: each token or each turn.")]
 CQLWeight = Annotated[float, typer.Option(help="Weight of the conservative term.", min=0)]
@@ -122,6 +123,7 @@ def ilql(
     batch_size: BatchSize = 128,
     accumulation: Accumulation = 1,
     lr: Rate = 1e-4,
+    schedule: Schedule = "constant",
     gamma: Gamma = 0.99,
     discount: Discount = "token",
     cql_weight: CQLWeight = 0.01,
@@ -156,6 +158,7 @@ def mc(
     batch_size: BatchSize = 128,
     accumulation: Accumulation = 1,
     lr: Rate = 1e-4,
+    schedule: Schedule = "constant",
     gamma: Gamma = 0.99,
     discount: Discount = "token",
     cql_weight: CQLWeight = 0.01,

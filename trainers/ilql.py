@@ -34,7 +34,7 @@ class ValueConfig(TrainingArguments):
     """
 
     learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of trunk and heads."})
-    lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "Schedule."})
+    lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule of the learning rate."})
     adam_beta2: float = field(default=0.95, metadata={"help": "Adam's second beta."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are no numbers."})
     gamma: float = field(default=0.99, metadata={"help": "Discount factor."})

@@ -35,6 +35,7 @@ from trainers.values import HeadSettings, trunk_of
 
 ALGORITHMS = ("ilql", "mc")
 Q_VOCABULARIES = ("all", "dataset")
+SCHEDULES = ("constant", "linear", "cosine")
 
 
 class ValueRun(NamedTuple):
@@ -51,6 +52,7 @@ class ValueRun(NamedTuple):
     batch_size: int = 128
     accumulation: int = 1
     lr: float = 1e-4
+    schedule: str = "constant"
     gamma: float = 0.99
     discount: str = "token"
     cql_weight: float = 0.01
@@ -94,10 +96,11 @@ def train_values(
     Args:
         run: The run's settings. `algorithm` is `ilql` or `mc`; `task`, `source`, `revision` name the data; `init` is
             the behaviour policy, a folder or a repository. `steps` of the optimiser, or `epochs` over the data, of
-            `batch_size` sequences per process in `accumulation` parts; `lr`. `gamma`, `discount` (per `token` or
-            `turn`), `cql_weight`; for ILQL the expectile `tau` and the `target_rate`. `beta` weighs the values when
-            acting. `linear_heads`, `head_bias`, `q_vocab` (`all` tokens, or those of the dataset's actions) give
-            the form of the heads. `processes` is filled in.
+            `batch_size` sequences per process in `accumulation` parts; `lr`, and its `schedule` (`constant`, or
+            `linear` or `cosine` to 0). `gamma`, `discount` (per `token` or `turn`), `cql_weight`; for ILQL the
+            expectile `tau` and the `target_rate`. `beta` weighs the values when acting. `linear_heads`, `head_bias`,
+            `q_vocab` (`all` tokens, or those of the dataset's actions) give the form of the heads. `processes` is
+            filled in.
         output_dir: Folder of the run, see `trainers.runs`.
         push_to_hub: Repository to put the policy into.
         private: Make a new repository private.
@@ -130,7 +133,7 @@ def train_values(
 
 def _check(run: ValueRun) -> None:
     load_task(run.task)
-    for name, allowed in (("algorithm", ALGORITHMS), ("q_vocab", Q_VOCABULARIES)):
+    for name, allowed in (("algorithm", ALGORITHMS), ("q_vocab", Q_VOCABULARIES), ("schedule", SCHEDULES)):
         if getattr(run, name) not in allowed:
             raise ValueError(f"{name} is {getattr(run, name)!r}; allowed: {', '.join(allowed)}")
     check_discounting(Discounting(run.gamma, run.discount))
@@ -175,6 +178,7 @@ def _learn(run: ValueRun, folder: Path, checkpoint: str | None, name: str, token
         ),
         "gradient_accumulation_steps": run.accumulation,
         "learning_rate": run.lr,
+        "lr_scheduler_type": run.schedule,
         "max_grad_norm": 1.0,
         "seed": run.seed,
         "use_cpu": state.device.type == "cpu",
