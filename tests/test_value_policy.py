@@ -174,6 +174,20 @@ def test_impossible_settings_are_refused(tmp_path: Path, changes: dict[str, Any]
         train_values(ValueRun(**values), tmp_path)
 
 
+@pytest.mark.parametrize("algorithm", ["ilql", "mc"])
+def test_the_cards_command_has_only_options_that_there_are(algorithm: str) -> None:
+    import typer
+
+    from trainers.cli import app
+
+    command: Any = typer.main.get_command(app)
+    known = {option for parameter in command.commands[algorithm].params for option in parameter.opts}
+    told = ValueRun(algorithm, "maze", "lmrl/maze", "abc", "bc", linear_heads=True, steps=3).command().split()
+    assert told[:3] == ["lmrl", "train", algorithm]
+    assert {word for word in told if word.startswith("--")} <= known
+    assert "--linear-heads" in told and "None" not in told and ("--tau" in told) == (algorithm == "ilql")
+
+
 SCRIPT = """
 import sys
 from test_value_policy import main

@@ -34,7 +34,7 @@ from hub_datasets.load import load_trajectories, resolve
 from trainers.card import render_card
 from trainers.filters import check_rule, filter_trajectories
 from trainers.load import PolicyRecord, make_repository, push_policy, read_record, save_policy
-from trainers.runs import CHECKPOINTS, close_run, first_model, open_run, processes
+from trainers.runs import CHECKPOINTS, close_run, command_line, first_model, open_run, processes, public_name
 from trainers.sequences import build_dataset, merge_repeated, row_collator
 from trainers.tokens import IGNORED, Renderer
 
@@ -208,18 +208,10 @@ class Settings(NamedTuple):
     seed: int
     processes: int
 
-    def public_source(self) -> str:
-        """The dataset's name; of a folder only the last part, since the path is nobody's business."""
-        return Path(self.source).name if Path(self.source).is_dir() else self.source
-
     def command(self) -> str:
         """The command line that repeats the run."""
-        names = {"source": "dataset", "batch_size": "batch-size", "max_length": "max-length"}
-        shown = {**self._asdict(), "source": self.public_source()}
-        given = {names.get(name, name): value for name, value in shown.items() if name != "processes"}
-        options = " ".join(f"--{name} {value}" for name, value in given.items() if value is not None)
-        many = f"torchrun --nproc_per_node {self.processes} -m trainers"
-        return f"{'lmrl train' if self.processes == 1 else many} bc {options} --output my-policy"
+        shown = {**self._asdict(), "source": public_name(self.source)}
+        return command_line("bc", {name: v for name, v in shown.items() if name != "processes"}, self.processes)
 
 
 def train_bc(
@@ -372,7 +364,7 @@ def _learn(
         memory=renderer.memory,
         max_length=renderer.max_length,
         action_room=renderer.action_room,
-        dataset={"source": settings.public_source(), "revision": settings.revision},
+        dataset={"source": public_name(settings.source), "revision": settings.revision},
         filter=settings.filter,
         base_model=base_model,
         seed=settings.seed,

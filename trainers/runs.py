@@ -37,6 +37,24 @@ class Start(NamedTuple):
     base_model: dict[str, str | None] | None
 
 
+def public_name(source: str) -> str:
+    """A dataset's or model's name for records; of a folder only the last part, since the path is nobody's business."""
+    return Path(source).name if Path(source).is_dir() else source
+
+
+def command_line(algorithm: str, settings: Mapping[str, Any], processes: int) -> str:
+    """The command that repeats a run: its settings as options, those that are None or False left out."""
+    words = []
+    for name, value in settings.items():
+        option = f"--{'dataset' if name == 'source' else name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif value is not None and value is not False:
+            words += [option, str(value)]
+    many = f"torchrun --nproc_per_node {processes} -m trainers"
+    return f"{'lmrl train' if processes == 1 else many} {algorithm} {' '.join(words)} --output my-policy"
+
+
 def processes() -> PartialState:
     """The processes of this run, as accelerate sees them; every user of them in the project asks here.
 

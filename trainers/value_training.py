@@ -22,7 +22,7 @@ from trainers.card import render_card
 from trainers.ilql import ILQLConfig, ILQLModel, ILQLTrainer, ValueConfig, ValueTrainer
 from trainers.load import PolicyRecord, make_repository, push_policy, read_record, save_policy
 from trainers.mc import MCModel
-from trainers.runs import CHECKPOINTS, close_run, first_model, open_run, processes
+from trainers.runs import CHECKPOINTS, close_run, command_line, first_model, open_run, processes, public_name
 from trainers.tokens import Renderer
 from trainers.transitions import (
     Discounting,
@@ -66,19 +66,12 @@ class ValueRun(NamedTuple):
     seed: int = 0
     processes: int = 1
 
-    def public_source(self) -> str:
-        """The dataset's name; of a folder only the last part, since the path is nobody's business."""
-        return Path(self.source).name if Path(self.source).is_dir() else self.source
-
     def command(self) -> str:
         """The command line that repeats the run."""
-        names = {"source": "dataset"}
-        shown = {**self._asdict(), "source": self.public_source()}
-        given = {n: v for n, v in shown.items() if n not in ("processes", "algorithm", "linear_heads")}
-        words = [f"--{names.get(n, n).replace('_', '-')} {v}" for n, v in given.items() if v is not None]
-        words += ["--linear-heads"] if self.linear_heads else []
-        many = f"torchrun --nproc_per_node {self.processes} -m trainers"
-        return f"{'lmrl train' if self.processes == 1 else many} {self.algorithm} {' '.join(words)} --output my-policy"
+        shown = {**self._asdict(), "source": public_name(self.source)}
+        left_out = {"algorithm", "processes"} | ({"tau", "target_rate"} if self.algorithm == "mc" else set())
+        given = {name: value for name, value in shown.items() if name not in left_out}
+        return command_line(self.algorithm, given, self.processes)
 
 
 def train_values(
@@ -208,7 +201,7 @@ def _learn(run: ValueRun, folder: Path, checkpoint: str | None, name: str, token
         memory=renderer.memory,
         max_length=renderer.max_length,
         action_room=renderer.action_room,
-        dataset={"source": run.public_source(), "revision": run.revision},
+        dataset={"source": public_name(run.source), "revision": run.revision},
         base_model=base_model,
         seed=run.seed,
         training={
