@@ -178,6 +178,10 @@ from test_ilql import data, train, weights
 trainer = train(Path({folder!r}), data(), batch={batch}, steps=3)
 if trainer.is_world_process_zero():
     torch.save((weights(trainer), [log["loss"] for log in trainer.state.log_history if "loss" in log]), {result!r})
+# In order: a process that leaves while its threads still talk to the other is aborted.
+if torch.distributed.is_initialized():
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 """
 
 
