@@ -15,6 +15,7 @@ from datasets import Dataset
 from tiny_models import episode, maze_episodes, plain_tokenizer
 
 import trainers.bc as bc_module
+import trainers.runs as runs_module
 from env_servers.play import episode_starts, play
 from env_servers.tasks import load_task
 from hub_datasets.load import Source
@@ -204,7 +205,7 @@ def test_success_and_wrong_rules() -> None:
 @pytest.fixture
 def data(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(bc_module, "resolve", lambda source, revision=None, token=None: Source("lmrl/maze", "c" * 40))
-    monkeypatch.setattr(bc_module, "load_trajectories", lambda *args, **kwargs: iter(EPISODES))
+    monkeypatch.setattr(runs_module, "load_trajectories", lambda *args, **kwargs: iter(EPISODES))
     return "maze"
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import inspect
 import math
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,20 +22,28 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm.auto import tqdm
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from env_servers.task import TaskSpec
 from env_servers.tasks import load_task
-from env_servers.trajectory import Trajectory
-from hub_datasets.load import load_trajectories, resolve
+from hub_datasets.load import resolve
 from trainers.card import render_card
 from trainers.filters import check_rule, filter_trajectories
 from trainers.load import PolicyRecord, make_repository, push_policy, read_record, save_policy
-from trainers.runs import CHECKPOINTS, close_run, command_line, first_model, open_run, processes, public_name
+from trainers.runs import (
+    CHECKPOINTS,
+    close_run,
+    command_line,
+    first_model,
+    make_renderer,
+    open_run,
+    processes,
+    public_name,
+    read_episodes,
+    total_count,
+)
 from trainers.sequences import build_dataset, merge_repeated, row_collator
-from trainers.tokens import IGNORED, Renderer
+from trainers.tokens import IGNORED
 
 
 def bc_loss(logits: Tensor, targets: Tensor, weights: Tensor, count: Tensor | int) -> Tensor:
@@ -118,9 +125,7 @@ class BCTrainer(SFTTrainer):
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         if batches and "weight" in batches[0]:
             counts = [((batch["labels"] != IGNORED).sum(1) * batch["weight"]).sum() for batch in batches]
-            count = torch.stack(counts).sum().to(device)
-            if self.args.average_tokens_across_devices and self.args.world_size > 1:
-                count = self.accelerator.gather(count).sum()
+            count = total_count(self, counts, device)
         return batches, count
 
     def compute_loss(
@@ -316,20 +321,12 @@ def _learn(
 ) -> PolicyRecord:
     """Read the data, train, save; what `train_bc` does when the folder holds no policy yet."""
     spec, state = load_task(settings.task).spec, processes()
-    loaded = load_trajectories(settings.source, "train", revision=settings.revision, token=token)
-    episodes = list(tqdm(loaded, desc="Reading episodes", unit="", disable=not state.is_main_process))
-    check_episodes(episodes, spec, settings.source)
+    episodes = read_episodes(spec, settings.source, settings.revision, token)
     kept = episodes if settings.filter is None else filter_trajectories(episodes, settings.filter)
     model, tokenizer, base_model = first_model(
         settings.init, episodes, folder, max_length=settings.max_length or 1024, seed=settings.seed, token=token
     )
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1024
-    renderer = Renderer(
-        tokenizer,
-        spec,
-        settings.rendering or ("chat" if tokenizer.chat_template else "plain"),
-        max_length=settings.max_length or min(positions, 1024),
-    )
+    renderer = make_renderer(model, tokenizer, spec, settings.rendering, settings.max_length)
     dataset = build_dataset(kept, renderer)
     steps = settings.steps
     if steps is None:
@@ -388,20 +385,6 @@ def last_loss(log_history: Sequence[dict[str, float]]) -> float:
     """Of the last steps that were logged; of all steps where the run was too short for that."""
     logged = [log["loss"] for log in log_history if "loss" in log]
     return float(logged[-1] if logged else log_history[-1]["train_loss"])
-
-
-def check_episodes(episodes: Sequence[Trajectory], spec: TaskSpec, source: str) -> None:
-    """Raise a ValueError for episodes of another task; warn of those of another version of it."""
-    others = sorted({episode.task for episode in episodes} - {spec.id})
-    if others:
-        raise ValueError(f"dataset {source} holds episodes of {', '.join(others)}, not of {spec.id}; give its own task")
-    versions = sorted({episode.task_version for episode in episodes} - {spec.version})
-    if versions:
-        warnings.warn(
-            f"dataset {source} was played under version {', '.join(versions)} of {spec.id}, this is {spec.version}: "
-            "the policy may learn texts that its evaluation does not have",
-            stacklevel=3,
-        )
 
 
 def is_ragged(lengths: Sequence[int]) -> bool:

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from trainers.losses import ilql_loss
+from trainers.runs import total_count
 from trainers.values import HeadSettings, ValueModel, frozen_copy, make_head
 
 
@@ -155,10 +156,7 @@ class ValueTrainer(Trainer):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not batches:
             return batches, None
-        count = torch.stack([batch["weights"].sum() for batch in batches]).sum().to(device)
-        if self.args.average_tokens_across_devices and self.args.world_size > 1:
-            count = self.accelerator.gather(count).sum()
-        return batches, count
+        return batches, total_count(self, [batch["weights"].sum() for batch in batches], device)
 
     def compute_loss(
         self,

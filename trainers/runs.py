@@ -13,18 +13,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
+from torch import Tensor
+from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.trainer_utils import get_last_checkpoint
 
+from env_servers.task import TaskSpec
 from env_servers.trajectory import Trajectory
+from hub_datasets.load import load_trajectories
 from trainers.load import RECORD_NAME, find_policy
 from trainers.scratch import SIZES, episode_texts, new_model, train_tokenizer
+from trainers.tokens import Renderer
 
 RUN_NAME, CHECKPOINTS, START = "run.json", "checkpoints", "start"
 
@@ -114,6 +120,51 @@ def _delete_run(folder: Path) -> None:
         path.unlink(missing_ok=True)
     for name in (CHECKPOINTS, START):
         shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def read_episodes(spec: TaskSpec, source: str, revision: str | None, token: str | bool | None) -> list[Trajectory]:
+    """The training episodes of a dataset, which must be of the task.
+
+    Raises:
+        ValueError: There are episodes of another task.
+        FileNotFoundError: There is no such dataset.
+    """
+    loaded = load_trajectories(source, "train", revision=revision, token=token)
+    episodes = list(tqdm(loaded, desc="Reading episodes", unit="", disable=not processes().is_main_process))
+    _check_episodes(episodes, spec, source)
+    return episodes
+
+
+def _check_episodes(episodes: Sequence[Trajectory], spec: TaskSpec, source: str) -> None:
+    """Raise a ValueError for episodes of another task; warn of those of another version of it."""
+    others = sorted({episode.task for episode in episodes} - {spec.id})
+    if others:
+        raise ValueError(f"dataset {source} holds episodes of {', '.join(others)}, not of {spec.id}; give its own task")
+    versions = sorted({episode.task_version for episode in episodes} - {spec.version})
+    if versions:
+        warnings.warn(
+            f"dataset {source} was played under version {', '.join(versions)} of {spec.id}, this is {spec.version}: "
+            "the policy may learn texts that its evaluation does not have",
+            stacklevel=4,
+        )
+
+
+def make_renderer(
+    model: Any, tokenizer: Any, spec: TaskSpec, rendering: str | None, max_length: int | None
+) -> Renderer:
+    """How a run's model reads episodes, where the settings leave open what suits it: chat if its tokenizer has a
+    template, and as many tokens as it has positions, at most 1,024."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1024
+    suited = "chat" if tokenizer.chat_template else "plain"
+    return Renderer(tokenizer, spec, rendering or suited, max_length=max_length or min(positions, 1024))
+
+
+def total_count(trainer: Any, counts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The sum over a step's batches, and over all processes where the trainer's loss is a mean over theirs."""
+    count = torch.stack(list(counts)).sum().to(device)
+    if trainer.args.average_tokens_across_devices and trainer.args.world_size > 1:
+        count = trainer.accelerator.gather(count).sum()
+    return count
 
 
 def close_run(folder: Path) -> None:

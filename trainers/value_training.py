@@ -13,17 +13,25 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
 from env_servers.tasks import load_task
-from hub_datasets.load import load_trajectories, resolve
-from trainers.bc import TrainResult, check_episodes, is_ragged, last_loss
+from hub_datasets.load import resolve
+from trainers.bc import TrainResult, is_ragged, last_loss
 from trainers.card import render_card
 from trainers.ilql import ILQLConfig, ILQLModel, ILQLTrainer, ValueConfig, ValueTrainer
 from trainers.load import PolicyRecord, make_repository, push_policy, read_record, save_policy
 from trainers.mc import MCModel
-from trainers.runs import CHECKPOINTS, close_run, command_line, first_model, open_run, processes, public_name
-from trainers.tokens import Renderer
+from trainers.runs import (
+    CHECKPOINTS,
+    close_run,
+    command_line,
+    first_model,
+    make_renderer,
+    open_run,
+    processes,
+    public_name,
+    read_episodes,
+)
 from trainers.transitions import (
     Discounting,
     build_transitions,
@@ -142,19 +150,11 @@ def _check(run: ValueRun) -> None:
 
 def _learn(run: ValueRun, folder: Path, checkpoint: str | None, name: str, token: str | bool | None) -> PolicyRecord:
     spec, state = load_task(run.task).spec, processes()
-    loaded = load_trajectories(run.source, "train", revision=run.revision, token=token)
-    episodes = list(tqdm(loaded, desc="Reading episodes", unit="", disable=not state.is_main_process))
-    check_episodes(episodes, spec, run.source)
+    episodes = read_episodes(spec, run.source, run.revision, token)
     model, tokenizer, base_model = first_model(
         run.init, episodes, folder, max_length=run.max_length or 1024, seed=run.seed, token=token
     )
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1024
-    renderer = Renderer(
-        tokenizer,
-        spec,
-        run.rendering or ("chat" if tokenizer.chat_template else "plain"),
-        max_length=run.max_length or min(positions, 1024),
-    )
+    renderer = make_renderer(model, tokenizer, spec, run.rendering, run.max_length)
     dataset = build_transitions(episodes, renderer, Discounting(run.gamma, run.discount))
     merged = merge_transitions(dataset, run.batch_size * state.num_processes, state.num_processes * run.accumulation)
     settings = HeadSettings(run.linear_heads, run.head_bias, _token_ids(dataset) if run.q_vocab == "dataset" else None)
