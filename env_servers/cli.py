@@ -173,7 +173,7 @@ def main() -> None:
         if extra is None or os.environ.get("LMRL_DEBUG"):
             raise
         _fail(f"this command needs {error.name}, which is not installed: pip install 'lmrl[{extra}]'")
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, FloatingPointError) as error:
         if os.environ.get("LMRL_DEBUG"):
             raise
         _fail(str(error))

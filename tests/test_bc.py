@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -245,24 +248,27 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, data: str) -> 
     assert (tmp_path / "thesis.tex").read_text() == "years"
 
 
-def test_an_interrupted_run_goes_on_to_the_same_weights(
-    tmp_path: Path, data: str, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_weights(
+    tmp_path: Path, data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = {"steps": 120, "batch_size": 2, "max_length": 64}
+    settings = {"steps": 40, "batch_size": 2, "max_length": 64}
     train_bc("maze", data, tmp_path / "a", **settings)
+    steps = itertools.count(1)
+    whole = BCTrainer.training_step
 
-    def stop(*args, **kwargs):
-        raise KeyboardInterrupt
+    def step(*args, **kwargs):
+        if next(steps) == 17:
+            os.kill(os.getpid(), signal.SIGINT)
+        return whole(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bc_module, "save_policy", stop)
+        patch.setattr(BCTrainer, "training_step", step)
         with pytest.raises(KeyboardInterrupt):
             train_bc("maze", data, tmp_path / "b", **settings)
-    last = tmp_path / "b" / "checkpoints" / "checkpoint-120"
-    for file in last.iterdir():
-        file.unlink()
-    last.rmdir()
-    assert (tmp_path / "b" / "checkpoints" / "checkpoint-100").exists()
+    assert "Stopped after step 17 of 40" in capsys.readouterr().err
+    assert not (tmp_path / "b/policy.json").exists()
+    assert [path.name for path in (tmp_path / "b/checkpoints").glob("checkpoint-*")] == ["checkpoint-17"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "as it was before"
     train_bc("maze", data, tmp_path / "b", **settings)
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
 

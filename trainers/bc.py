@@ -14,7 +14,6 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,18 +28,21 @@ from env_servers.tasks import load_task
 from hub_datasets.load import resolve
 from trainers.card import render_card
 from trainers.filters import check_rule, filter_trajectories
-from trainers.load import PolicyRecord, make_repository, push_policy, read_record, save_policy
+from trainers.load import PolicyRecord, make_repository, push_policy, read_record
+from trainers.monitor import Measured, Measuring, reads_like, train_until_stopped
+from trainers.policy import LanguageModelPolicy
 from trainers.runs import (
-    CHECKPOINTS,
-    close_run,
     command_line,
     first_model,
+    leave_policy,
     make_renderer,
     open_run,
+    outcome,
     processes,
     public_name,
     read_episodes,
     total_count,
+    trainer_arguments,
 )
 from trainers.sequences import build_dataset, merge_repeated, row_collator
 from trainers.tokens import IGNORED
@@ -92,8 +94,9 @@ class BCConfig(SFTConfig):
         super().__post_init__()  # type: ignore[no-untyped-call]
 
 
-class BCTrainer(SFTTrainer):
-    """TRL's `SFTTrainer` on the sequences of `build_dataset`, with the same arguments.
+class BCTrainer(Measured, SFTTrainer):
+    """TRL's `SFTTrainer` on the sequences of `build_dataset`, with the same arguments. With `measuring` it evaluates
+    by playing, see `trainers.monitor`.
 
     On a CPU, TRL's fused head scores every position; here only the columns in which some row has a target go
     through the head. Elsewhere the loss is TRL's, which is the same number.
@@ -210,6 +213,8 @@ class Settings(NamedTuple):
     accumulation: int
     lr: float
     max_length: int | None
+    eval_steps: int
+    eval_episodes: int
     seed: int
     processes: int
 
@@ -234,7 +239,10 @@ def train_bc(
     accumulation: int = 1,
     lr: float | None = None,
     max_length: int | None = None,
+    eval_steps: int = 0,
+    eval_episodes: int = 128,
     seed: int = 0,
+    report_to: str = "none",
     push_to_hub: str | None = None,
     private: bool = False,
     resume: bool = True,
@@ -261,7 +269,11 @@ def train_bc(
         accumulation: Parts that a batch is computed in, to save memory; it does not change the result.
         lr: Peak learning rate; None is 5e-3 for `tiny` there, 2e-3 for `tiny` elsewhere, else 1e-4.
         max_length: Most tokens of a sequence; None is the model's limit, at most 1024.
+        eval_steps: Play episodes after every so many steps, and keep the weights with the best mean return, see
+            `trainers.monitor`; 0 does not play, and keeps the last weights.
+        eval_episodes: How many.
         seed: Of first weights and order.
+        report_to: Trackers that get what is logged: `none`, `tensorboard`, `wandb`, `trackio`, or several by commas.
         push_to_hub: Repository to put the policy into.
         private: Make a new repository private.
         resume: Go on where the same command was interrupted; a finished run is only pushed.
@@ -274,6 +286,7 @@ def train_bc(
         FileNotFoundError: There is no such dataset, model or repository.
         PermissionError: The Hub refused.
         ConnectionError: The Hub could not be reached.
+        KeyboardInterrupt: It was stopped; the same call goes on from there.
     """
     folder, state = Path(output_dir), processes()
     tiny = TINY if load_task(task).spec.memory == 0 else TINY_WITH_HISTORY
@@ -301,6 +314,8 @@ def train_bc(
         accumulation=accumulation,
         lr=lr or recipe.lr,
         max_length=max_length,
+        eval_steps=eval_steps,
+        eval_episodes=eval_episodes,
         seed=seed,
         processes=state.num_processes,
     )
@@ -309,7 +324,7 @@ def train_bc(
     checkpoint = open_run(folder, settings._asdict(), resume=resume, overwrite=overwrite)
     record, began = read_record(folder), time.monotonic()
     if record is None:
-        record = _learn(settings, folder, checkpoint, recipe, push_to_hub or folder.name, token)
+        record = _learn(settings, folder, checkpoint, recipe, push_to_hub or folder.name, report_to, token)
     seconds = time.monotonic() - began
     sha = push_policy(folder, push_to_hub, token=token) if push_to_hub and state.is_main_process else None
     state.wait_for_everyone()
@@ -317,7 +332,13 @@ def train_bc(
 
 
 def _learn(
-    settings: Settings, folder: Path, checkpoint: str | None, recipe: Recipe, name: str, token: str | bool | None
+    settings: Settings,
+    folder: Path,
+    checkpoint: str | None,
+    recipe: Recipe,
+    name: str,
+    report_to: str,
+    token: str | bool | None,
 ) -> PolicyRecord:
     """Read the data, train, save; what `train_bc` does when the folder holds no policy yet."""
     spec, state = load_task(settings.task).spec, processes()
@@ -336,23 +357,29 @@ def _learn(
     parts = state.num_processes * settings.accumulation
     merged = merge_repeated(dataset, settings.batch_size * state.num_processes, multiple_of=parts)
     per_part = settings.batch_size // settings.accumulation if merged is dataset else len(merged) // parts
-    args = BCConfig(
-        output_dir=str(folder / CHECKPOINTS),
-        max_steps=steps,
-        per_device_train_batch_size=per_part,
-        gradient_accumulation_steps=settings.accumulation,
-        learning_rate=settings.lr,
+    common = trainer_arguments(
+        folder,
+        steps=steps,
+        rows=per_part,
+        accumulation=settings.accumulation,
+        lr=settings.lr,
         seed=settings.seed,
-        use_cpu=state.device.type == "cpu",
-        logging_steps=max(10, steps // 20),
-        save_steps=max(100, steps // 10),
-        save_total_limit=2,
-        # Only where much padding is saved: batches of one length have like contents, which makes steps noisier.
-        train_sampling_strategy="group_by_length" if is_ragged(dataset["length"]) else "random",
-        report_to="none",
+        lengths=dataset["length"],
+        report_to=report_to,
     )
-    trainer = BCTrainer(model=model, args=args, train_dataset=merged, processing_class=tokenizer)
-    trainer.train(resume_from_checkpoint=checkpoint)
+
+    def policy_of(trained: Any) -> LanguageModelPolicy:
+        return LanguageModelPolicy(trained, tokenizer, spec, name=name, **reads_like(renderer))
+
+    measuring = None
+    if settings.eval_steps:
+        measuring = Measuring(spec.id, settings.eval_steps, settings.eval_episodes, policy_of)
+        common |= measuring.arguments()
+    # The trainer asks for a dataset where it evaluates; playing needs none.
+    given = {"train_dataset": merged, "eval_dataset": merged if measuring else None}
+    trainer = BCTrainer(model=model, args=BCConfig(**common), processing_class=tokenizer, **given)
+    trainer.measuring = measuring
+    train_until_stopped(trainer, checkpoint)
     record = PolicyRecord(
         algorithm="bc" if settings.filter is None else "filtered_bc",
         task=settings.task,
@@ -371,22 +398,11 @@ def _learn(
             "steps": steps,
             "batch_size": settings.batch_size * state.num_processes,
             "learning_rate": settings.lr,
-            "loss": last_loss(trainer.state.log_history),
+            **outcome(trainer.state, settings.eval_episodes),
         },
     )
     if state.is_main_process:
-        folder.joinpath("README.md").write_text(render_card(record, spec, name, settings.command()), encoding="utf-8")
-        save_policy(folder, trainer.accelerator.unwrap_model(trainer.model), tokenizer, record)
-        close_run(folder)
+        card = render_card(record, spec, name, settings.command())
+        trained = trainer.accelerator.unwrap_model(trainer.model)
+        leave_policy(folder, trained, tokenizer, record, trainer.state.log_history, card)
     return record
-
-
-def last_loss(log_history: Sequence[dict[str, float]]) -> float:
-    """Of the last steps that were logged; of all steps where the run was too short for that."""
-    logged = [log["loss"] for log in log_history if "loss" in log]
-    return float(logged[-1] if logged else log_history[-1]["train_loss"])
-
-
-def is_ragged(lengths: Sequence[int]) -> bool:
-    """Whether padding to the longest would be more than half of a batch."""
-    return max(lengths) > 2 * sum(lengths) / len(lengths)

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from env_servers.task import TaskSpec
+from trainers.curves import CURVES_NAME
 from trainers.load import PolicyRecord
 
 ALGORITHMS = {
@@ -15,6 +16,16 @@ ALGORITHMS = {
     "ilql": "implicit language Q-learning (ILQL)",
     "mc": "Monte Carlo returns",
 }
+
+VALUE_LOSS = (
+    "The loss regresses the values of the agent's tokens, with a conservative term; the behaviour policy stays as it "
+    "is. When acting, the next token is drawn from its logits plus `beta` times the values."
+)
+BC_LIMITS = "The policy imitates its data, and is no better than what the data shows."
+VALUE_LIMITS = (
+    "The values are estimates from the data alone: where its episodes show no better way, the policy knows none, and "
+    "a large `beta` trusts the estimates where they are wrong, too."
+)
 
 
 def render_card(record: PolicyRecord, spec: TaskSpec, name: str, command: str) -> str:
@@ -43,6 +54,16 @@ def render_card(record: PolicyRecord, spec: TaskSpec, name: str, command: str) -
     memory = {None: "the whole episode so far", 0: "the newest observation"}.get(
         record.memory, f"the last {record.memory} turns and the newest observation"
     )
+    loss = VALUE_LOSS if record.kind == "values" else "The loss is cross entropy on the agent's tokens alone."
+    limits = VALUE_LIMITS if record.kind == "values" else BC_LIMITS
+    measured = "Not measured in training."
+    if "best_return" in record.training:
+        measured = (
+            f"In training it played {record.training['eval_episodes']:g} episodes of the validation split every "
+            f"{record.training['eval_steps']:g} steps; these are the weights of step {record.training['best_step']:g}, "
+            f"which had the best mean return, {record.training['best_return']:.2f}. That is a choice among several, so "
+            "expect a little less on the test episodes:"
+        )
     table = "\n".join(f"| {label.replace('_', ' ')} | {value:g} |" for label, value in record.training.items())
     return f"""---
 {yaml.safe_dump(front, sort_keys=False).strip()}
@@ -59,9 +80,11 @@ action. `policy.json` holds these settings, so the commands below need none of t
 ## Training
 
 It began as {base} and was trained on {data}{filtered} (rules of the task: version {record.task_version}).
-The loss is cross entropy on the agent's tokens and their terminator alone.
+{loss}
 
     {command}
+
+![Curves of the training]({CURVES_NAME})
 
 | | |
 |---|---|
@@ -71,12 +94,14 @@ The loss is cross entropy on the agent's tokens and their terminator alone.
 
 ## Evaluation
 
+{measured}
+
     lmrl eval --model {name} --task {record.task}
 
 Scores depend on the sampling settings; a record of that command holds them, and the exact revision.
 
 ## Limits
 
-The policy imitates its data, and is no better than what the data shows. It knows this task and its wording alone:
+{limits} It knows this task and its wording alone:
 other text in the place of an observation gets an answer without meaning.
 """

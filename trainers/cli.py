@@ -12,7 +12,14 @@ if TYPE_CHECKING:
 
 Task = Annotated[str, typer.Option(help="Task id, such as maze.")]
 Output = Annotated[Path, typer.Option(help="Folder of the run; the same command again resumes it.")]
-Behavior = Annotated[str, typer.Option(help="The behaviour policy, as from `lmrl train bc`: folder or repository.")]
+INIT = ("--init", "--model")
+Behavior = Annotated[
+    str, typer.Option(*INIT, help="The behaviour policy, as from `lmrl train bc`: folder or repository.")
+]
+Trunk = Annotated[
+    str | None,
+    typer.Option(help="What the value trunk begins as, as --init, or tiny, small (random); --init by default."),
+]
 Source = Annotated[
     str | None, typer.Option(help="Folder, or dataset on the Hub; by default lmrl/<task>.", show_default=False)
 ]
@@ -32,6 +39,11 @@ LinearHeads = Annotated[bool, typer.Option("--linear-heads", help="One linear la
 HeadBias = Annotated[float, typer.Option(help="First value of every output of the heads.")]
 QVocab = Annotated[str, typer.Option(help="Tokens that Q is learned for: all, or dataset (those of its actions).")]
 MaxLength = Annotated[int | None, typer.Option(help="Most tokens of a sequence.", min=2)]
+EvalSteps = Annotated[
+    int, typer.Option(help="Play every so many steps and keep the best weights by mean return; 0 does not.", min=0)
+]
+EvalEpisodes = Annotated[int, typer.Option(help="How many episodes it then plays.", min=1)]
+ReportTo = Annotated[str, typer.Option(help="none, tensorboard, wandb, trackio; several by commas.")]
 Seed = Annotated[int, typer.Option(help="Of first weights and order.")]
 PushToHub = Annotated[str | None, typer.Option(help="Repository to put the policy into.", metavar="NAMESPACE/NAME")]
 Private = Annotated[bool, typer.Option("--private", help="Make a new repository private.")]
@@ -61,7 +73,7 @@ def bc(
     dataset: Source = None,
     revision: Revision = None,
     init: Annotated[
-        str, typer.Option(help="First weights: tiny or small (random GPT-2), a folder, or a model on the Hub.")
+        str, typer.Option(*INIT, help="First weights: tiny or small (random GPT-2), a folder, or a model on the Hub.")
     ] = "tiny",
     filter: Annotated[
         str | None,
@@ -76,7 +88,10 @@ def bc(
     accumulation: Accumulation = 1,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.", min=0)] = None,
     max_length: MaxLength = None,
+    eval_steps: EvalSteps = 0,
+    eval_episodes: EvalEpisodes = 128,
     seed: Seed = 0,
+    report_to: ReportTo = "none",
     push_to_hub: PushToHub = None,
     private: Private = False,
     resume: Resume = True,
@@ -99,7 +114,10 @@ def bc(
         accumulation=accumulation,
         lr=lr,
         max_length=max_length,
+        eval_steps=eval_steps,
+        eval_episodes=eval_episodes,
         seed=seed,
+        report_to=report_to,
         push_to_hub=push_to_hub,
         private=private,
         resume=resume,
@@ -115,6 +133,7 @@ def ilql(
     task: Task,
     output: Output,
     init: Behavior,
+    trunk: Trunk = None,
     dataset: Source = None,
     revision: Revision = None,
     rendering: Rendering = None,
@@ -134,15 +153,17 @@ def ilql(
     head_bias: HeadBias = 0.0,
     q_vocab: QVocab = "all",
     max_length: MaxLength = None,
+    eval_steps: EvalSteps = 0,
+    eval_episodes: EvalEpisodes = 128,
     seed: Seed = 0,
+    report_to: ReportTo = "none",
     push_to_hub: PushToHub = None,
     private: Private = False,
     resume: Resume = True,
     overwrite: Overwrite = False,
 ) -> None:
     """Implicit language Q-learning from offline episodes."""
-    options = {name: value for name, value in locals().items() if name not in ("output", *REPOSITORY)}
-    _train_values("ilql", options, output, push_to_hub, private, resume, overwrite)
+    _train_values("ilql", locals())
 
 
 @app.command(epilog="Example: lmrl train mc --task maze --init maze-bc --cql-weight 0.5 --beta 16 --output maze-mc")
@@ -150,6 +171,7 @@ def mc(
     task: Task,
     output: Output,
     init: Behavior,
+    trunk: Trunk = None,
     dataset: Source = None,
     revision: Revision = None,
     rendering: Rendering = None,
@@ -167,41 +189,30 @@ def mc(
     head_bias: HeadBias = 0.0,
     q_vocab: QVocab = "all",
     max_length: MaxLength = None,
+    eval_steps: EvalSteps = 0,
+    eval_episodes: EvalEpisodes = 128,
     seed: Seed = 0,
+    report_to: ReportTo = "none",
     push_to_hub: PushToHub = None,
     private: Private = False,
     resume: Resume = True,
     overwrite: Overwrite = False,
 ) -> None:
     """Monte Carlo returns: Q of the data's own policy, from offline episodes."""
-    options = {name: value for name, value in locals().items() if name not in ("output", *REPOSITORY)}
-    _train_values("mc", options, output, push_to_hub, private, resume, overwrite)
+    _train_values("mc", locals())
 
 
-REPOSITORY = ("push_to_hub", "private", "resume", "overwrite")
+# Options that do not change what is learned.
+AROUND = ("report_to", "push_to_hub", "private", "resume", "overwrite")
 
 
-def _train_values(
-    algorithm: str,
-    options: dict[str, Any],
-    output: Path,
-    push_to_hub: str | None,
-    private: bool,
-    resume: bool,
-    overwrite: bool,
-) -> None:
+def _train_values(algorithm: str, options: dict[str, Any]) -> None:
     from trainers.value_training import ValueRun, train_values  # torch takes seconds, which --help need not wait for
 
-    source = options.pop("dataset") or f"lmrl/{options['task']}"
-    result = train_values(
-        ValueRun(algorithm=algorithm, source=source, **options),
-        output,
-        push_to_hub=push_to_hub,
-        private=private,
-        resume=resume,
-        overwrite=overwrite,
-    )
-    _tell(result, push_to_hub, options["task"])
+    output, source = options.pop("output"), options.pop("dataset") or f"lmrl/{options['task']}"
+    around = {name: options.pop(name) for name in AROUND}
+    result = train_values(ValueRun(algorithm=algorithm, source=source, **options), output, **around)
+    _tell(result, around["push_to_hub"], options["task"])
 
 
 def _tell(result: TrainResult, push_to_hub: str | None, task: str) -> None:

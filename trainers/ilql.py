@@ -23,8 +23,14 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from trainers.losses import ilql_loss
+from trainers.monitor import Measured
 from trainers.runs import total_count
 from trainers.values import HeadSettings, ValueModel, frozen_copy, make_head
+
+# What is logged beside the loss; these are means of values, in the units of returns.
+VALUE_NAMES = {"values/q", "values/v", "values/target_q"}
+# Mean values further outside of the possible returns than so many times their range have diverged.
+DIVERGED = 3.0
 
 
 @dataclass
@@ -96,7 +102,8 @@ class ILQLModel(ValueModel):
         returns: Tensor | None = None,
         count: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The loss of a batch from `trainers.transitions.transition_collator`, whose documentation has the shapes.
+        """The loss of a batch from `trainers.transitions.transition_collator`, whose documentation has the shapes; and
+        the number of its action `tokens`, weights included, with sums over them of what is worth logging.
 
         Args:
             count: Number of action tokens, weights included, in all batches of the optimiser's step; None takes this
@@ -113,16 +120,22 @@ class ILQLModel(ValueModel):
             slow = self.hidden(self.slow_trunk, input_ids, attention_mask)[states]
             target_q = torch.minimum(self.slow_head1(slow, tokens), self.slow_head2(slow, tokens))
         here = weights.sum()
+        divisor = here if count is None else count
         loss = ilql_loss(
             q1=q1, q2=q2, v=v, target_q=target_q, next_v=next_v, rewards=rewards, discounts=discounts,
             bootstrap=bootstrap, cql1=cql1, cql2=cql2, tau=self.tau, cql_weight=self.cql_weight,
-            count=here if count is None else count, weights=weights,
+            count=divisor, weights=weights,
         )  # fmt: skip
         with torch.no_grad():
-            mean = {"q": torch.minimum(q1, q2), "v": v, "target_q": target_q}
-            parts = {name: (value.float() * weights).sum() / here.clamp(min=1) for name, value in mean.items()}
-            parts["cql"] = (cql1 + cql2) / (2 * here.clamp(min=1))
-        return {"loss": loss.total, **parts}
+            values = {"values/q": torch.minimum(q1, q2), "values/v": v, "values/target_q": target_q}
+            sums = {name: (value.float() * weights).sum() for name, value in values.items()}
+            losses = {
+                "losses/q": (loss.q1 + loss.q2) / 2,
+                "losses/v": loss.v,
+                "losses/cql": (loss.cql1 + loss.cql2) / 2,
+            }
+            sums |= {name: value * divisor for name, value in losses.items()}
+        return {"loss": loss.total, "tokens": here, **sums}
 
 
 class MoveTargets(TrainerCallback):
@@ -137,19 +150,25 @@ class MoveTargets(TrainerCallback):
         model.move_targets(self._rate)
 
 
-class ValueTrainer(Trainer):
+class ValueTrainer(Measured, Trainer):
     """`transformers.Trainer` for value models on rows of `trainers.transitions`.
 
     The loss of a step is a sum over its action tokens, of all batches and processes, divided by their number: so
     neither accumulation nor the number of processes changes it.
+
+    Attributes:
+        measuring: How it evaluates by playing, see `trainers.monitor`; None evaluates by the loss.
+        value_range: Lowest and highest return that an episode can have. Mean values far outside have diverged. None
+            does not look.
     """
 
     loss_is_scaled_for_ga = True
+    value_range: tuple[float, float] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.model_accepts_loss_kwargs = True
-        self._parts: dict[str, list[Tensor]] = {}
+        self._sums: dict[str, Tensor] = {}
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The batches of one optimiser's step and the number of action tokens in them, weights included."""
@@ -170,27 +189,42 @@ class ValueTrainer(Trainer):
         loss = outputs["loss"]
         for name, value in outputs.items():
             if name != "loss":
-                self._parts.setdefault(name, []).append(value.detach())
+                self._sums[name] = self._sums.get(name, 0.0) + value.detach()
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes  # DDP takes the mean over processes, the count is of all
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the means of the loss's parts since the last log.
+        """Add what the loss is made of: means over the action tokens since the last log, on all processes.
 
         Raises:
-            FloatingPointError: The loss is no number any more.
+            FloatingPointError: The loss is no number any more, or the values are beyond all that can be.
         """
         if "loss" in logs:
-            if not math.isfinite(logs["loss"]):
-                raise FloatingPointError(
-                    f"the loss is {logs['loss']} after {self.state.global_step} steps: training has diverged. Lower "
-                    "the learning rate, or begin again from the last checkpoint with another seed"
-                )
-            means = {name: torch.stack(values).mean().item() for name, values in self._parts.items()}
+            means = self._means()
+            self._check_divergence(logs["loss"], means)
             logs = {**logs, **means}
-            self._parts.clear()
         super().log(logs, start_time)
+
+    def _means(self) -> dict[str, float]:
+        sums = {name: self.accelerator.reduce(value, "sum").item() for name, value in self._sums.items()}
+        self._sums.clear()
+        tokens = max(sums.pop("tokens", 1.0), 1.0)
+        return {name: value / tokens for name, value in sums.items()}
+
+    def _check_divergence(self, loss: float, means: dict[str, float]) -> None:
+        told = f"the loss is {loss}" if not math.isfinite(loss) else ""
+        if self.value_range is not None:
+            low, high = self.value_range
+            room = DIVERGED * max(high - low, 1.0)
+            for name in VALUE_NAMES & means.keys():
+                if not low - room <= means[name] <= high + room:
+                    told = told or f"the mean of {name} is {means[name]:.4g}, and returns are from {low:g} to {high:g}"
+        if told:
+            raise FloatingPointError(
+                f"{told} after {self.state.global_step} steps: training has diverged. Lower the learning rate, or "
+                "begin again with another seed"
+            )
 
 
 class ILQLTrainer(ValueTrainer):

@@ -24,10 +24,11 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from env_servers.tasks import load_task, unknown
 from hub_datasets.hub import HUB_ERRORS, explain, with_retries
+from trainers.curves import LOG_NAME
 from trainers.policy import LanguageModelPolicy, Sampling
 from trainers.tokens import RENDERINGS
 from trainers.value_policy import ValuePolicy
@@ -38,7 +39,8 @@ FORMAT = 2  # 2 added `values`
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # What decides on a policy's words; cards and logs beside it do not.
 POLICY_FILES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
-NOT_POLICY = ("run.json", "trainer_state.json")
+NOT_PUSHED = ("run.json", "trainer_state.json")
+NOT_POLICY = (*NOT_PUSHED, LOG_NAME)
 
 
 @dataclass(frozen=True)
@@ -296,7 +298,11 @@ def load_policy(
 def _load_values(folder: Path, model: Any, record: Mapping[str, Any]) -> ValueModel:
     """The trunk and heads beside a behaviour policy, on its device and in its dtype."""
     settings = HeadSettings(record["linear"], record["bias"], record["token_ids"])
-    values = ValueModel(trunk_of(model), settings, record["q_heads"])
+    body = model
+    if record.get("trunk") is not None:
+        from_config: Any = AutoModelForCausalLM.from_config
+        body = from_config(AutoConfig.for_model(**record["trunk"]), dtype=model.dtype)
+    values = ValueModel(trunk_of(body).to(model.device), settings, record["q_heads"])
     try:
         values.load_state_dict(load_file(folder / VALUES_NAME))
     except (OSError, RuntimeError) as error:
@@ -339,7 +345,7 @@ def push_policy(folder: Path, repo_id: str, *, token: str | bool | None = None) 
     """
     if not (folder / RECORD_NAME).exists():
         raise FileNotFoundError(f"{folder} holds no policy (no {RECORD_NAME}); give the folder that training wrote")
-    names = [path.name for path in sorted(folder.iterdir()) if path.is_file() and path.name not in NOT_POLICY]
+    names = [path.name for path in sorted(folder.iterdir()) if path.is_file() and path.name not in NOT_PUSHED]
     try:
         info = with_retries(
             lambda: HfApi(token=token).upload_folder(

@@ -42,7 +42,8 @@ class MCModel(ValueModel):
         count: Tensor | None = None,
         **unused: Tensor,
     ) -> dict[str, Tensor]:
-        """The loss of a batch from `trainers.transitions.transition_collator`, whose documentation has the shapes.
+        """The loss of a batch from `trainers.transitions.transition_collator`, whose documentation has the shapes; and
+        the number of its action `tokens`, weights included, with sums over them of what is worth logging.
 
         Args:
             count: Number of action tokens, weights included, in all batches of the optimiser's step; None takes this
@@ -52,12 +53,9 @@ class MCModel(ValueModel):
         at = self.hidden(self.trunk, input_ids, attention_mask)[states]
         q, cql = self.q1(at, tokens, weights)
         here = weights.sum()
-        loss = mc_loss(
-            q=q, returns=returns, cql=cql, cql_weight=self.cql_weight, count=here if count is None else count,
-            weights=weights,
-        )  # fmt: skip
+        divisor = here if count is None else count
+        loss = mc_loss(q=q, returns=returns, cql=cql, cql_weight=self.cql_weight, count=divisor, weights=weights)
         with torch.no_grad():
-            parts = {name: (value.float() * weights).sum() / here.clamp(min=1) for name, value in
-                     {"q": q, "returns": returns}.items()}  # fmt: skip
-            parts["cql"] = cql / here.clamp(min=1)
-        return {"loss": loss.total, **parts}
+            sums = {"values/q": (q.float() * weights).sum(), "values/returns": (returns.float() * weights).sum()}
+            sums |= {"losses/q": loss.q * divisor, "losses/cql": loss.cql * divisor}
+        return {"loss": loss.total, "tokens": here, **sums}

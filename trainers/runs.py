@@ -3,7 +3,7 @@
     <output>/run.json      the settings; the same command resumes, another one is refused
     <output>/start/        tokenizer (and nothing else) of a model made from nothing
     <output>/checkpoints/  of an unfinished run; gone once the policy is saved
-    <output>/              the policy: weights, tokenizer, policy.json, README.md
+    <output>/              the policy: weights, tokenizer, policy.json, README.md, training_log.json, curves.png
 
 A module of its own, since every algorithm's command does the same.
 """
@@ -28,7 +28,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from env_servers.task import TaskSpec
 from env_servers.trajectory import Trajectory
 from hub_datasets.load import load_trajectories
-from trainers.load import RECORD_NAME, find_policy
+from trainers.curves import CURVES_NAME, LOG_NAME, Log, draw_curves, write_log
+from trainers.load import RECORD_NAME, PolicyRecord, find_policy, save_policy
 from trainers.scratch import SIZES, episode_texts, new_model, train_tokenizer
 from trainers.tokens import Renderer
 
@@ -116,7 +117,7 @@ def _claim(folder: Path, settings: dict[str, Any], resume: bool, overwrite: bool
 
 
 def _delete_run(folder: Path) -> None:
-    for path in (folder / RECORD_NAME, folder / RUN_NAME):
+    for path in (folder / name for name in (RECORD_NAME, RUN_NAME, LOG_NAME, CURVES_NAME)):
         path.unlink(missing_ok=True)
     for name in (CHECKPOINTS, START):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -159,6 +160,63 @@ def make_renderer(
     return Renderer(tokenizer, spec, rendering or suited, max_length=max_length or min(positions, 1024))
 
 
+def trainer_arguments(
+    folder: Path,
+    *,
+    steps: int,
+    rows: int,
+    accumulation: int,
+    lr: float,
+    seed: int,
+    lengths: Sequence[int],
+    report_to: str,
+) -> dict[str, Any]:
+    """The part of `transformers.TrainingArguments` that is alike in all runs.
+
+    Args:
+        folder: Of the run.
+        steps: Of the optimiser.
+        rows: In one part of a batch, per process.
+        accumulation: Parts of a batch.
+        lr: Peak learning rate.
+        seed: Of the order.
+        lengths: Of all sequences, in tokens.
+        report_to: Where the trainer's callbacks send what is logged.
+    """
+    return {
+        "output_dir": str(folder / CHECKPOINTS),
+        "run_name": folder.name,
+        "max_steps": steps,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": accumulation,
+        "learning_rate": lr,
+        "seed": seed,
+        "use_cpu": processes().device.type == "cpu",
+        "logging_steps": max(10, steps // 20),
+        "save_steps": max(100, steps // 10),
+        "save_total_limit": 2,
+        # Only where much padding is saved: batches of one length have like contents, which makes steps noisier.
+        "train_sampling_strategy": "group_by_length" if is_ragged(lengths) else "random",
+        "report_to": report_to.split(","),
+    }
+
+
+def is_ragged(lengths: Sequence[int]) -> bool:
+    """Whether padding to the longest would be more than half of a batch."""
+    return max(lengths) > 2 * sum(lengths) / len(lengths)
+
+
+def outcome(state: Any, episodes: int) -> dict[str, float]:
+    """What a trainer's state says of the run, for the policy's record: the last loss that was logged (of all steps
+    where the run was too short for that), and where it played `episodes`, the best mean return and its step."""
+    logged = [log["loss"] for log in state.log_history if "loss" in log]
+    found = {"loss": float(logged[-1] if logged else state.log_history[-1]["train_loss"])}
+    if state.best_metric is not None:
+        found |= {"best_return": float(state.best_metric), "best_step": state.best_global_step}
+        found |= {"eval_steps": state.eval_steps, "eval_episodes": episodes}
+    return found
+
+
 def total_count(trainer: Any, counts: Sequence[Tensor], device: torch.device) -> Tensor:
     """The sum over a step's batches, and over all processes where the trainer's loss is a mean over theirs."""
     count = torch.stack(list(counts)).sum().to(device)
@@ -167,8 +225,30 @@ def total_count(trainer: Any, counts: Sequence[Tensor], device: torch.device) ->
     return count
 
 
-def close_run(folder: Path) -> None:
-    """Delete the checkpoints and the first tokenizer of a run whose policy is saved."""
+def leave_policy(
+    folder: Path,
+    model: Any,
+    tokenizer: Any,
+    record: PolicyRecord,
+    log: Log,
+    card: str,
+    values: Mapping[str, Tensor] | None = None,
+) -> None:
+    """End a run: card, log, curves and policy into its folder; then its checkpoints and first tokenizer go.
+
+    Args:
+        folder: Of the run.
+        model: As in `trainers.load.save_policy`.
+        tokenizer: As there.
+        record: As there.
+        log: What the trainer logged.
+        card: Text of README.md.
+        values: As in `save_policy`.
+    """
+    folder.joinpath("README.md").write_text(card, encoding="utf-8")
+    write_log(folder, log)
+    draw_curves(folder / CURVES_NAME, log)
+    save_policy(folder, model, tokenizer, record, values)
     for name in (CHECKPOINTS, START):
         shutil.rmtree(folder / name, ignore_errors=True)
 

@@ -8,30 +8,35 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from env_servers.tasks import load_task
 from hub_datasets.load import resolve
-from trainers.bc import TrainResult, is_ragged, last_loss
+from trainers.bc import TrainResult
 from trainers.card import render_card
 from trainers.ilql import ILQLConfig, ILQLModel, ILQLTrainer, ValueConfig, ValueTrainer
-from trainers.load import PolicyRecord, make_repository, push_policy, read_record, save_policy
+from trainers.load import PolicyRecord, find_policy, make_repository, push_policy, read_record
 from trainers.mc import MCModel
+from trainers.monitor import Measuring, reads_like, train_until_stopped
 from trainers.runs import (
-    CHECKPOINTS,
-    close_run,
     command_line,
     first_model,
+    leave_policy,
     make_renderer,
     open_run,
+    outcome,
     processes,
     public_name,
     read_episodes,
+    trainer_arguments,
 )
+from trainers.scratch import SIZES, new_model
+from trainers.tokens import Renderer
 from trainers.transitions import (
     Discounting,
     build_transitions,
@@ -39,7 +44,8 @@ from trainers.transitions import (
     merge_transitions,
     transition_collator,
 )
-from trainers.values import HeadSettings, trunk_of
+from trainers.value_policy import ValuePolicy
+from trainers.values import HeadSettings, ValueModel, trunk_of
 
 ALGORITHMS = ("ilql", "mc")
 Q_VOCABULARIES = ("all", "dataset")
@@ -54,6 +60,7 @@ class ValueRun(NamedTuple):
     source: str
     revision: str | None
     init: str
+    trunk: str | None = None
     rendering: str | None = None
     steps: int | None = None
     epochs: float = 3.0
@@ -71,6 +78,8 @@ class ValueRun(NamedTuple):
     head_bias: float = 0.0
     q_vocab: str = "all"
     max_length: int | None = None
+    eval_steps: int = 0
+    eval_episodes: int = 128
     seed: int = 0
     processes: int = 1
 
@@ -86,6 +95,7 @@ def train_values(
     run: ValueRun,
     output_dir: str | Path,
     *,
+    report_to: str = "none",
     push_to_hub: str | None = None,
     private: bool = False,
     resume: bool = True,
@@ -96,13 +106,15 @@ def train_values(
 
     Args:
         run: The run's settings. `algorithm` is `ilql` or `mc`; `task`, `source`, `revision` name the data; `init` is
-            the behaviour policy, a folder or a repository. `steps` of the optimiser, or `epochs` over the data, of
-            `batch_size` sequences per process in `accumulation` parts; `lr`, and its `schedule` (`constant`, or
-            `linear` or `cosine` to 0). `gamma`, `discount` (per `token` or `turn`), `cql_weight`; for ILQL the
-            expectile `tau` and the `target_rate`. `beta` weighs the values when acting. `linear_heads`, `head_bias`,
-            `q_vocab` (`all` tokens, or those of the dataset's actions) give the form of the heads. `processes` is
-            filled in.
+            the behaviour policy, a folder or a repository; `trunk` the model whose body the value trunk begins as,
+            as `init` or `tiny`, `small` for random weights, and None is `init`. `steps` of the optimiser, or `epochs`
+            over the data, of `batch_size` sequences per process in `accumulation` parts; `lr`, and its `schedule`
+            (`constant`, or `linear` or `cosine` to 0). `gamma`, `discount` (per `token` or `turn`), `cql_weight`; for
+            ILQL the expectile `tau` and the `target_rate`. `beta` weighs the values when acting. `linear_heads`,
+            `head_bias`, `q_vocab` (`all` tokens, or those of the dataset's actions) give the form of the heads.
+            `eval_steps` and `eval_episodes` as in `trainers.bc.train_bc`. `processes` is filled in.
         output_dir: Folder of the run, see `trainers.runs`.
+        report_to: As in `trainers.bc.train_bc`.
         push_to_hub: Repository to put the policy into.
         private: Make a new repository private.
         resume: Go on where the same command was interrupted; a finished run is only pushed.
@@ -115,6 +127,8 @@ def train_values(
         FileNotFoundError: There is no such dataset, model or repository.
         PermissionError: The Hub refused.
         ConnectionError: The Hub could not be reached.
+        FloatingPointError: Training diverged.
+        KeyboardInterrupt: It was stopped; the same call goes on from there.
     """
     folder, state = Path(output_dir), processes()
     _check(run)
@@ -125,7 +139,7 @@ def train_values(
     checkpoint = open_run(folder, run._asdict(), resume=resume, overwrite=overwrite)
     record, began = read_record(folder), time.monotonic()
     if record is None:
-        record = _learn(run, folder, checkpoint, push_to_hub or folder.name, token)
+        record = _learn(run, folder, checkpoint, push_to_hub or folder.name, report_to, token)
     seconds = time.monotonic() - began
     sha = push_policy(folder, push_to_hub, token=token) if push_to_hub and state.is_main_process else None
     state.wait_for_everyone()
@@ -148,7 +162,9 @@ def _check(run: ValueRun) -> None:
         raise ValueError(f"batch size {run.batch_size} does not divide into {run.accumulation} parts of accumulation")
 
 
-def _learn(run: ValueRun, folder: Path, checkpoint: str | None, name: str, token: str | bool | None) -> PolicyRecord:
+def _learn(
+    run: ValueRun, folder: Path, checkpoint: str | None, name: str, report_to: str, token: str | bool | None
+) -> PolicyRecord:
     spec, state = load_task(run.task).spec, processes()
     episodes = read_episodes(spec, run.source, run.revision, token)
     model, tokenizer, base_model = first_model(
@@ -159,40 +175,47 @@ def _learn(run: ValueRun, folder: Path, checkpoint: str | None, name: str, token
     merged = merge_transitions(dataset, run.batch_size * state.num_processes, state.num_processes * run.accumulation)
     settings = HeadSettings(run.linear_heads, run.head_bias, _token_ids(dataset) if run.q_vocab == "dataset" else None)
     steps = run.steps or max(1, math.ceil(run.epochs * len(dataset) / (run.batch_size * state.num_processes)))
+    body = model if run.trunk is None else _other_body(run, tokenizer, model, token)
     torch.manual_seed(run.seed)
-    values: nn.Module
-    common: dict[str, Any] = {
-        "output_dir": str(folder / CHECKPOINTS),
-        "max_steps": steps,
-        "per_device_train_batch_size": (
+    common = trainer_arguments(
+        folder,
+        steps=steps,
+        rows=(
             run.batch_size // run.accumulation
             if merged is dataset
             else len(merged) // (state.num_processes * run.accumulation)
         ),
-        "gradient_accumulation_steps": run.accumulation,
-        "learning_rate": run.lr,
+        accumulation=run.accumulation,
+        lr=run.lr,
+        seed=run.seed,
+        lengths=dataset["length"],
+        report_to=report_to,
+    )
+    common |= {
         "lr_scheduler_type": run.schedule,
         "max_grad_norm": 1.0,
-        "seed": run.seed,
-        "use_cpu": state.device.type == "cpu",
-        "logging_steps": max(10, steps // 20),
-        "save_steps": max(100, steps // 10),
-        "save_total_limit": 2,
-        "train_sampling_strategy": "group_by_length" if is_ragged(dataset["length"]) else "random",
-        "report_to": "none",
         "gamma": run.gamma,
         "discount": run.discount,
         "cql_weight": run.cql_weight,
     }
-    given: dict[str, Any] = {"train_dataset": merged, "data_collator": transition_collator(_pad_id(tokenizer))}
+    measuring = None
+    if run.eval_steps:
+        measuring = Measuring(run.task, run.eval_steps, run.eval_episodes, _player(run, model, renderer, name))
+        common |= measuring.arguments()
+    given: dict[str, Any] = {
+        "train_dataset": merged,
+        "data_collator": transition_collator(_pad_id(tokenizer)),
+        "eval_dataset": merged if measuring else None,  # the trainer asks for one; playing needs none
+    }
     trainer: ValueTrainer
     if run.algorithm == "ilql":
-        values = ILQLModel(trunk_of(model), settings, tau=run.tau, cql_weight=run.cql_weight)
-        trainer = ILQLTrainer(values, ILQLConfig(**common, tau=run.tau, target_rate=run.target_rate), **given)
+        ilql_model = ILQLModel(trunk_of(body), settings, tau=run.tau, cql_weight=run.cql_weight)
+        trainer = ILQLTrainer(ilql_model, ILQLConfig(**common, tau=run.tau, target_rate=run.target_rate), **given)
     else:
-        values = MCModel(trunk_of(model), settings, cql_weight=run.cql_weight)
-        trainer = ValueTrainer(model=values, args=ValueConfig(**common), **given)
-    trainer.train(resume_from_checkpoint=checkpoint)
+        mc_model = MCModel(trunk_of(body), settings, cql_weight=run.cql_weight)
+        trainer = ValueTrainer(model=mc_model, args=ValueConfig(**common), **given)
+    trainer.measuring, trainer.value_range = measuring, (spec.min_return, spec.max_return)
+    train_until_stopped(trainer, checkpoint)
     record = PolicyRecord(
         algorithm=run.algorithm,
         task=run.task,
@@ -210,17 +233,54 @@ def _learn(run: ValueRun, folder: Path, checkpoint: str | None, name: str, token
             "steps": steps,
             "batch_size": run.batch_size * state.num_processes,
             "learning_rate": run.lr,
-            "loss": last_loss(trainer.state.log_history),
+            **outcome(trainer.state, run.eval_episodes),
         },
         kind="values",
-        values={**settings._asdict(), "beta": run.beta, "q_heads": 2 if run.algorithm == "ilql" else 1},
+        values={
+            **settings._asdict(),
+            "beta": run.beta,
+            "q_heads": 2 if run.algorithm == "ilql" else 1,
+            "trunk": None if run.trunk is None else body.config.to_dict(),
+        },
     )
     if state.is_main_process:
-        folder.joinpath("README.md").write_text(render_card(record, spec, name, run.command()), encoding="utf-8")
+        card = render_card(record, spec, name, run.command())
         trained = trainer.accelerator.unwrap_model(trainer.model)
-        save_policy(folder, model, tokenizer, record, trained.acting_state())
-        close_run(folder)
+        leave_policy(folder, model, tokenizer, record, trainer.state.log_history, card, trained.acting_state())
     return record
+
+
+def _player(run: ValueRun, model: Any, renderer: Renderer, name: str) -> Callable[[Any], ValuePolicy]:
+    """What plays with the values in training: the behaviour policy and they, as `lmrl eval` will."""
+
+    def policy_of(values: ValueModel) -> ValuePolicy:
+        return ValuePolicy(
+            model.to(next(values.parameters()).device),
+            renderer.tokenizer,
+            renderer.spec,
+            values=values,
+            beta=run.beta,
+            name=name,
+            **reads_like(renderer),
+        )
+
+    return policy_of
+
+
+def _other_body(run: ValueRun, tokenizer: Any, model: Any, token: str | bool | None) -> Any:
+    """The model that the value trunk begins as, where it is not the behaviour policy."""
+    assert run.trunk is not None
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1024
+    if run.trunk in SIZES:
+        return new_model(run.trunk, tokenizer, positions, seed=run.seed)
+    found = find_policy(run.trunk, token=token)
+    body = AutoModelForCausalLM.from_pretrained(found.folder, dtype="float32")
+    if AutoTokenizer.from_pretrained(found.folder).get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"the trunk {run.trunk} has another tokenizer than the behaviour policy {run.init}; both read the same "
+            "text, so take two models with one tokenizer"
+        )
+    return body
 
 
 def _token_ids(dataset: Any) -> list[int]:
