@@ -37,6 +37,7 @@ class TaskSpec:
         min_return: Lowest possible undiscounted return, in the task's reward units.
         max_return: Highest possible undiscounted return.
         end_reasons: How the environment itself can end an episode.
+        actions: All actions that the task understands, where they are few and always the same; else empty.
         test_episodes: Number of episodes of the `tasks` configuration, the paper's where it states one.
         test_starts: Keyword arguments of the environment that the test episodes go through in turn.
         normalisations: Scales for `scores.normalize`, by name; `paper` is LMRL-Gym's Table 5. `lmrl` is ours:
@@ -59,6 +60,7 @@ class TaskSpec:
     max_return: float
     end_reasons: tuple[str, ...]
     test_episodes: int
+    actions: tuple[str, ...] = ()
     test_starts: tuple[Mapping[str, Any], ...] = ({},)
     normalisations: Mapping[str, Normalisation] = field(default_factory=dict)
     paper: Mapping[str, float] = field(default_factory=dict)

@@ -29,6 +29,9 @@ def evaluate(
     beta: Annotated[
         str | None, typer.Option(help="Weight of a value policy's values; several (1,2,4) are played in turn.")
     ] = None,
+    rerank: Annotated[
+        bool, typer.Option("--rerank", help="Score all of the task's actions and draw among them (Maze).")
+    ] = False,
     rendering: Annotated[str | None, typer.Option(help="plain or chat; what the model was trained with.")] = None,
     batch: Annotated[int, typer.Option(help="Most episodes at the same time.")] = 32,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -73,6 +76,7 @@ def evaluate(
             top_p=top_p,
             max_new_tokens=max_new_tokens,
             beta=value,
+            rerank=rerank,
             rendering=rendering,
             dtype=dtype,
             device=device,

@@ -44,6 +44,7 @@ class Decoding(NamedTuple):
         top_p: Sample among the most likely tokens with this total probability; 1 is all.
         max_new_tokens: Token budget of one action; None takes the task's.
         beta: Weight of a value policy's values; None takes what it was saved with.
+        rerank: Draw among the task's actions, by the probability of each as a whole.
     """
 
     temperature: float = 1.0
@@ -51,6 +52,7 @@ class Decoding(NamedTuple):
     top_p: float = 1.0
     max_new_tokens: int | None = None
     beta: float | None = None
+    rerank: bool = False
 
 
 class Loaded(NamedTuple):
@@ -155,6 +157,8 @@ def _load_language_model(
         "rendering": policy.rendering,
         "sampling": {**settings, "max_new_tokens": policy.max_new_tokens},
     }
+    if not decoding.rerank:
+        del identity["sampling"]["rerank"]
     if isinstance(policy, ValuePolicy):
         identity["sampling"]["beta"] = policy.beta
     return Loaded(policy, identity)

@@ -50,6 +50,7 @@ def run(
     top_p: float = 1.0,
     max_new_tokens: int | None = None,
     beta: float | None = None,
+    rerank: bool = False,
     rendering: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
@@ -75,6 +76,7 @@ def run(
         top_p: Sample among the most likely tokens with this total probability; 1 is all.
         max_new_tokens: Token budget of one action; None takes the task's.
         beta: Weight of a value policy's values; None takes what it was saved with.
+        rerank: Draw among the task's actions by the probability of each as a whole, see `trainers.policy.Sampling`.
         rendering: `plain` or `chat`; None takes what the model was trained with.
         dtype: `auto`, `float32`, `bfloat16`, ...
         device: `auto`, `cpu`, `cuda`, ...
@@ -92,7 +94,7 @@ def run(
     load_task(task)  # wrong names and numbers are told before a model is loaded
     _check_counts(episodes, batch)
     ref = parse_model(model)
-    decoding = Decoding(temperature, top_k, top_p, max_new_tokens, beta)
+    decoding = Decoding(temperature, top_k, top_p, max_new_tokens, beta, rerank)
     loaded = load(ref, task, decoding, device=device, dtype=dtype, rendering=rendering, batch=batch, token=token)
     return evaluate_policy(
         task,

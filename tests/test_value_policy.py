@@ -102,6 +102,51 @@ def test_without_weight_it_is_the_behavior_policy() -> None:
         ValuePolicy(behavior, TOKENIZER, SPEC, values=values, beta=-1, **options)
 
 
+@pytest.mark.parametrize("beta", [None, 0.0, 2.5])
+def test_reranking_draws_whole_actions_by_their_probability(beta: float | None) -> None:
+    """Against each token's probability from whole texts; in batches of 3, so that one has 4 rows and more padding."""
+    behavior, values = models([5, 9, 40, 41, 90, 200] if beta else None)
+    options: dict[str, Any] = {"name": "x", "max_length": 200, "batch_size": 3}
+
+    def policy(**sampling: Any) -> LanguageModelPolicy:
+        sampling["rerank"] = True
+        if beta is None:
+            return LanguageModelPolicy(behavior, TOKENIZER, SPEC, sampling=Sampling(**sampling), **options)
+        chosen = {"values": values, "beta": beta, "sampling": Sampling(**sampling)}
+        return ValuePolicy(behavior, TOKENIZER, SPEC, **chosen, **options)
+
+    candidates = [policy().renderer.action_ids(text) for text in SPEC.actions]
+    expected = []
+    for context in contexts():
+        prompt = policy().renderer.prompt_ids(context.history, context.observation)
+        scores = []
+        for candidate in candidates:
+            ids, score = list(prompt), 0.0
+            for token in candidate:
+                score += float(plain_logits(behavior, values, ids, beta or 0.0).log_softmax(-1)[token])
+                ids.append(token)
+            scores.append(score)
+        expected.append(scores)
+    prompts = [policy().renderer.prompt_ids(c.history, c.observation) for c in contexts()]
+    found = policy()._action_scores(prompts, candidates)
+    assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-3)
+    best = [SPEC.actions[scores.index(max(scores))] for scores in expected]
+    assert [action.text for action in policy(temperature=0).act(contexts())] == best
+    drawn = [action for _ in range(40) for action in policy(temperature=100.0).act(contexts()[:1])]
+    assert {action.text for action in drawn} == {drawn[0].text}, "the episode's generator decides"
+    assert all(action.text in SPEC.actions and action.finish_reason == "stop" for action in drawn)
+
+
+def test_reranking_needs_a_tasks_own_actions() -> None:
+    behavior, _ = models()
+    with pytest.raises(ValueError, match="a fixed set of actions, which wordle does not have"):
+        LanguageModelPolicy(
+            behavior, TOKENIZER, load_task("wordle").spec, name="x", sampling=Sampling(rerank=True), max_length=200
+        )
+    with pytest.raises(ValueError, match="leave out top_k and top_p"):
+        Sampling(rerank=True, top_k=3)
+
+
 def saved(folder: Path, token_ids: list[int] | None = None) -> tuple[Any, ValueModel]:
     behavior, values = models(token_ids)
     record = PolicyRecord(

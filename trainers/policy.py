@@ -7,6 +7,7 @@ episode's generator, so what an episode does depends on no neighbour, up to roun
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ class Sampling:
         top_k: Draw among the k most likely tokens; 0 is all.
         top_p: Draw among the fewest most likely tokens that hold this share of the probability; 1.0 is all.
         max_new_tokens: Longest action in tokens, terminator included; None is what the task says.
+        rerank: Do not write an action token by token, but score each that the task has, and draw among these. An
+            action's score is its log-probability, the sum over its tokens and terminator of
+            log softmax(logits)(token), and it is drawn with softmax(scores / temperature).
 
     Raises:
         ValueError: A value is out of range.
@@ -40,6 +44,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     max_new_tokens: int | None = None
+    rerank: bool = False
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -50,6 +55,8 @@ class Sampling:
             raise ValueError(f"top_p is {self.top_p}; allowed is above 0 up to 1 (all tokens)")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; an action needs at least 1 token")
+        if self.rerank and (self.top_k, self.top_p) != (0, 1.0):
+            raise ValueError("rerank draws among whole actions; leave out top_k and top_p, which are about tokens")
 
 
 def sampling_logprobs(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -152,6 +159,8 @@ class LanguageModelPolicy:
     ) -> None:
         self.model, self.name, self.revision = model.eval(), name, revision
         self.sampling, self.batch_size = sampling or Sampling(), batch_size
+        if self.sampling.rerank and not spec.actions:
+            raise ValueError(f"rerank needs a task with a fixed set of actions, which {spec.id} does not have")
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; at least 1 prompt must be in a batch")
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -207,12 +216,13 @@ class LanguageModelPolicy:
                 raise ValueError(f"{self.name} plays {self.renderer.spec.id!r}, not {context.spec.id!r}")
         prompts = [self.renderer.prompt_ids(context.history, context.observation) for context in contexts]
         uniforms = [self._uniforms(context.rng) for context in contexts]
+        answer = self._choose if self.sampling.rerank else self._generate
         actions: dict[int, Action] = {}
         # Prompts of about one length share a batch, so that little of it is padding.
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
-            answers = self._generate([prompts[row] for row in rows], [uniforms[row] for row in rows])
+            answers = answer([prompts[row] for row in rows], [uniforms[row] for row in rows])
             actions.update(zip(rows, answers, strict=True))
         return [actions[number] for number in range(len(contexts))]
 
@@ -240,6 +250,48 @@ class LanguageModelPolicy:
         logprobs = torch.stack(drawing.logprobs, dim=1).tolist()
         for prompt, tokens, row in zip(prompts, new, logprobs, strict=True):
             yield self._action(prompt, tokens, row)
+
+    def _choose(self, prompts: Sequence[list[int]], uniforms: Sequence[list[float]]) -> Iterator[Action]:
+        """One of the task's actions for each prompt, see `Sampling.rerank`."""
+        actions = self.renderer.spec.actions
+        candidates = [self.renderer.action_ids(text) for text in actions]
+        size = max(1, self.batch_size // len(candidates))
+        parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+        scores = torch.cat([self._action_scores(part, candidates) for part in parts])
+        numbers = torch.tensor([row[0] for row in uniforms], dtype=torch.float64, device=scores.device)
+        chosen = draw(sampling_logprobs(scores, self.sampling), numbers).tolist()
+        for prompt, number in zip(prompts, chosen, strict=True):
+            yield Action(actions[number], tuple(prompt), tuple(candidates[number]), finish_reason="stop")
+
+    def _action_scores(self, prompts: Sequence[list[int]], candidates: Sequence[list[int]]) -> Tensor:
+        """Log-probabilities of whole actions, shape (prompts, candidates), float64."""
+        rows = [[*prompt, *candidate] for prompt in prompts for candidate in candidates]
+        ids, mask, positions = self._padded(rows)
+        keep = max(map(len, candidates))
+        lengths = torch.tensor([len(candidate) for candidate in candidates] * len(prompts), device=ids.device)
+        with torch.inference_mode():
+            logits = self._logits(ids, mask, positions, keep + 1)[:, :-1].double()
+            each = logits.log_softmax(-1).gather(-1, ids[:, -keep:, None])[..., 0]
+        counts = torch.arange(keep, device=ids.device) >= keep - lengths[:, None]
+        return (each * counts).sum(1).view(len(prompts), len(candidates))
+
+    def _padded(self, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids, attention mask and positions, each (B, T), padded on the left."""
+        longest, device = max(map(len, rows)), self.model.device
+        ids = torch.tensor([[self._pad_id] * (longest - len(row)) + row for row in rows], device=device)
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
+        return ids, mask, (mask.cumsum(1) - 1).clamp(min=0)
+
+    def _logits(self, ids: Tensor, mask: Tensor, positions: Tensor, keep: int) -> Tensor:
+        """What tokens are drawn by, at the last `keep` places, shape (B, keep, V)."""
+        logits: Tensor = self.model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, **self._last(keep)
+        ).logits
+        return logits[:, -keep:]
+
+    def _last(self, keep: int) -> dict[str, int]:
+        """The option that spares the model the logits before the last ones, where it has one."""
+        return {"logits_to_keep": keep} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
 
     def _action(self, prompt: list[int], tokens: list[int], logprobs: list[float]) -> Action:
         stop = next((number for number, token in enumerate(tokens) if token in self.stop_ids), None)

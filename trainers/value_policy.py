@@ -46,24 +46,20 @@ class ValuePolicy(LanguageModelPolicy):
         if not beta >= 0:
             raise ValueError(f"beta is {beta}; allowed are 0 (the behaviour policy) and up")
         self.values, self.beta = values.eval(), beta
-        self._keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
         # transformers renamed it.
         self._cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
     def _generate(self, prompts: Sequence[list[int]], uniforms: Sequence[list[float]]) -> Iterator[Action]:
-        longest, device = max(map(len, prompts)), self.model.device
-        gaps = [longest - len(prompt) for prompt in prompts]
-        ids = torch.tensor([[self._pad_id] * gap + p for gap, p in zip(gaps, prompts, strict=True)], device=device)
-        mask = torch.tensor([[0] * gap + [1] * len(p) for gap, p in zip(gaps, prompts, strict=True)], device=device)
+        ids, mask, positions = self._padded(prompts)
+        device = ids.device
         numbers = torch.tensor(uniforms, dtype=torch.float64, device=device)
         stops = torch.tensor(sorted(self.stop_ids), device=device)
         caches = DynamicCache(), DynamicCache()
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
         ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
         chosen, logprobs = list[Tensor](), list[Tensor]()
         with torch.inference_mode():
             for step in range(self.max_new_tokens):
-                logits = self._logits(ids, mask, positions, caches)
+                logits = self._logits(ids, mask, positions, 1, caches)[:, -1]
                 rows = sampling_logprobs(logits, self.sampling)
                 tokens = draw(rows, numbers[:, step]).masked_fill(ended, self._pad_id)
                 logprobs.append(rows.gather(1, tokens[:, None])[:, 0])
@@ -77,21 +73,24 @@ class ValuePolicy(LanguageModelPolicy):
         for prompt, row, row_scores in zip(prompts, new, scores, strict=True):
             yield self._action(prompt, row, row_scores)
 
-    def _logits(self, ids: Tensor, mask: Tensor, positions: Tensor, caches: tuple[Any, Any]) -> Tensor:
-        """Logits of the next token, shape (B, V), from new tokens (B, T) and what the caches hold."""
-        shared = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "use_cache": True}
-        last = {"logits_to_keep": 1} if self._keeps_last else {}
-        logits: Tensor = self.model(**shared, **{self._cache: caches[0]}, **last).logits[:, -1]
+    def _logits(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, keep: int, caches: tuple[Any, Any] | None = None
+    ) -> Tensor:
+        """As in `LanguageModelPolicy`, from new tokens (B, T) and what the caches hold; float32 with values."""
+        shared = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "use_cache": caches is not None}
+        first, second = ({self._cache: cache} for cache in caches or (None, None))
+        logits: Tensor = self.model(**shared, **first, **self._last(keep)).logits[:, -keep:]
         if self.beta == 0:
             return logits
-        hidden = self.values.trunk(**shared, **{self._cache: caches[1]}).last_hidden_state[:, -1]
+        hidden = self.values.trunk(**shared, **second).last_hidden_state[:, -keep:]
         return logits.float() + self.weighed(self.values.q_values(hidden).float())
 
     def weighed(self, q_values: Tensor) -> Tensor:
-        """What is added to the logits, shape (B, V), from the values of the tokens that the heads know, (B, K)."""
+        """What is added to the logits, shape (..., V), from the values of the tokens that the heads know, (..., K)."""
+        values = self.beta * q_values
         if self.values.settings.token_ids is None:
-            return self.beta * q_values
-        worst = self.beta * q_values.min(dim=1, keepdim=True).values - MARGIN
+            return values
+        worst = values.min(dim=-1, keepdim=True).values - MARGIN
         assert self.values.q1.token_ids is not None, "the heads know what the settings say"
-        everywhere = worst.repeat(1, self.values.vocab_size)
-        return everywhere.index_copy(1, self.values.q1.token_ids, self.beta * q_values)
+        everywhere = worst.repeat(*[1] * (values.ndim - 1), self.values.vocab_size)
+        return everywhere.index_copy(-1, self.values.q1.token_ids, values)

@@ -121,6 +121,7 @@ class Maze(Env):
         memory=0,
         max_turns=STEP_LIMIT + 1,
         max_action_tokens=8,
+        actions=tuple(MOVES),
         min_return=-4.0 * STEP_LIMIT - 1,
         max_return=0.0,
         end_reasons=("goal", "turn_limit"),
