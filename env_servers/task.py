@@ -37,6 +37,8 @@ class TaskSpec:
         min_return: Lowest possible undiscounted return, in the task's reward units.
         max_return: Highest possible undiscounted return.
         end_reasons: How the environment itself can end an episode.
+        closing_texts: What the environment may say at a limit in place of the next observation: after it nothing is
+            known of the state, so no value can be bootstrapped from it.
         actions: All actions that the task understands, where they are few and always the same; else empty.
         test_episodes: Number of episodes of the `tasks` configuration, the paper's where it states one.
         test_starts: Keyword arguments of the environment that the test episodes go through in turn.
@@ -60,6 +62,7 @@ class TaskSpec:
     max_return: float
     end_reasons: tuple[str, ...]
     test_episodes: int
+    closing_texts: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()
     test_starts: tuple[Mapping[str, Any], ...] = ({},)
     normalisations: Mapping[str, Normalisation] = field(default_factory=dict)

@@ -135,6 +135,8 @@ def test_final_observation_only_where_one_must_bootstrap() -> None:
     assert encode(ended, renderer())[-1].final_observation_ids is None
     silent = episode("maze", turns, final_observation=None)
     assert encode(silent, renderer())[-1].final_observation_ids is None
+    failed = episode("maze", turns, final_observation="Failure")
+    assert encode(failed, renderer())[-1].final_observation_ids is None
     assert encode(episode("maze", turns), renderer())[-1].final_observation_ids == PLAIN("the end\n")["input_ids"]
 
 

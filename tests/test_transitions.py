@@ -86,8 +86,26 @@ def test_a_truncated_episode_is_followed_by_the_prompt_that_would_have_come() ->
     assert (row["bootstrap"], row["next_prompt"]) == (True, [115, 49, 10])
     (row,) = rows(episode("maze_po", [("s0", "a", -1.0)], final_observation="s1"), None, Discounting())
     assert row["next_prompt"] == [115, 48, 10, 97, 10, 115, 49, 10], "with the whole history"
-    (row,) = rows(episode("maze", [("s0", "a", -1.0)], final_observation=None), 0, Discounting())
-    assert (row["bootstrap"], row["next_prompt"]) == (True, []), "the state after the last token stands for it"
+
+
+@pytest.mark.parametrize("final", [None, "Failure"])
+def test_where_the_successor_is_not_known_the_last_action_is_left_out(final: str | None) -> None:
+    """But its reward is part of the returns before it."""
+    turns = [("s0", "ab", -1.0), ("s1", "cd", -2.0)]
+    (row,) = rows(episode("maze", turns, final_observation=final), 0, Discounting(0.5))
+    assert row["input_ids"] == [115, 48, 10, 97, 98, 10]
+    assert (row["bootstrap"], row["next_prompt"]) == (True, [115, 49, 10])
+    assert row["returns"] == [-0.3125, -0.625, -1.25], "-1 + 0.5 * (0.25 * -2)"
+    (row,) = rows(episode("maze_po", turns, final_observation=final), None, Discounting(0.5))
+    assert row["input_ids"] == [115, 48, 10, 97, 98, 10, 115, 49, 10]
+    assert (row["places"], row["bootstrap"], row["next_prompt"]) == ([3, 4, 5], True, [])
+    assert row["returns"] == [-0.3125, -0.625, -1.25]
+    batch = transition_collator(PAD)([row])
+    assert batch["next_states"].tolist() == [3, 4, 8], "the last one is the end of the prompt that is left"
+    assert rows(episode("maze", turns[:1], final_observation=final), 0, Discounting()) == []
+    # A cut by the collector has a next observation, and so has every other task at its limit.
+    (row,) = rows(episode("maze", turns[:1], final_observation="s1"), 0, Discounting())
+    assert row["next_prompt"] == [115, 49, 10]
 
 
 def test_a_batch_by_hand() -> None:

@@ -45,8 +45,8 @@ class TokenSequence(NamedTuple):
         turns: Numbers of the turns whose actions it holds; each turn of an episode is in exactly one sequence.
         terminated: It holds the episode's last turn and the task ended: a value estimate must not bootstrap.
         truncated: It holds the episode's last turn and the episode was cut: a value estimate must bootstrap.
-        final_observation_ids: Where truncated, the prompt that the policy would have been given next; None if the
-            episode has no final observation.
+        final_observation_ids: Where truncated, the prompt that the policy would have been given next; None if that is
+            not known: the episode has no final observation, or only one of the task's `closing_texts`.
     """
 
     input_ids: list[int]
@@ -249,8 +249,9 @@ def encode(trajectory: Trajectory, renderer: Renderer) -> list[TokenSequence]:
         rewards += [0.0] * (len(added) + len(action) - 1) + [turn.reward]
         held.append(number)
     final = None
-    if trajectory.truncated and trajectory.final_observation is not None:
-        final = renderer.prompt_ids(turns, trajectory.final_observation)
+    said = trajectory.final_observation
+    if trajectory.truncated and said is not None and said not in renderer.spec.closing_texts:
+        final = renderer.prompt_ids(turns, said)
     sequences[-1] = sequences[-1]._replace(
         terminated=trajectory.terminated, truncated=trajectory.truncated, final_observation_ids=final
     )

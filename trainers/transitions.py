@@ -4,6 +4,8 @@ The step of the decision process is one token of the agent (ILQL: Snell et al., 
 2311.18232, section 5). Its state is the text before it, its successor the state before the agent's next token: within
 an action the next token, after an action the end of the next prompt. What the environment says in between is part of
 the successor. A terminated episode has no successor at its end; a truncated one has the prompt that would have come.
+Where that is not known (Maze says only `Failure` at its limit), the last action is left out: its successor's value would
+be a guess about a text that is no state.
 
 A row is one `TokenSequence`, with the prompt that follows its last action where that is not in the row itself: the
 newest observation alone where that is the whole state, or the next stretch of an episode that outgrew the context. In
@@ -69,7 +71,7 @@ def to_transition_rows(sequences: Sequence[TokenSequence], discounting: Discount
     For each action token in order, `places` has its position in `input_ids`, `rewards` its reward, `discounts` what
     its successor's value is multiplied by, `returns` the discounted sum of rewards from it to the end of the episode,
     across sequences. `next_prompt` is empty where the successor of the last action token needs no other row, and
-    `bootstrap` false where it has none.
+    `bootstrap` false where it has none. An episode of one action with an unknown successor has no rows.
     """
     places = [[n for n, acts in enumerate(sequence.action_mask) if acts] for sequence in sequences]
     discounts = [_discounts(own, discounting) for own in places]
@@ -94,7 +96,20 @@ def to_transition_rows(sequences: Sequence[TokenSequence], discounting: Discount
             }
         )
         returns = returns[len(places[number]) :]
+    if sequences[-1].truncated and sequences[-1].final_observation_ids is None:
+        rows[-1:] = _without_last_action(rows[-1])
     return rows
+
+
+def _without_last_action(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The row up to the last action's prompt, which is the end of what is left; no row where nothing is left."""
+    places = row["places"]
+    begin = max(n for n, place in enumerate(places) if n == 0 or places[n - 1] != place - 1)
+    if begin == 0:
+        return []
+    ids = row["input_ids"][: places[begin]]
+    cut = {name: row[name][:begin] for name in ("places", "rewards", "discounts", "returns")}
+    return [{**row, **cut, "input_ids": ids, "length": len(ids)}]
 
 
 def _first_prompt(sequence: TokenSequence) -> list[int]:

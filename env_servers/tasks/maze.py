@@ -49,6 +49,7 @@ REWARDS = {
     "illegal_penalty_scaled": (1.0, -1.0, -100.0),
 }
 STEP_LIMIT = 100
+FAILURE = "Failure"  # said at the limit
 
 
 class Grid:
@@ -121,6 +122,7 @@ class Maze(Env):
         memory=0,
         max_turns=STEP_LIMIT + 1,
         max_action_tokens=8,
+        closing_texts=(FAILURE,),
         actions=tuple(MOVES),
         min_return=-4.0 * STEP_LIMIT - 1,
         max_return=0.0,
@@ -163,7 +165,7 @@ class Maze(Env):
     def _step(self, action: str) -> Step:
         at_goal, moved, illegal = self._reward
         if self._steps >= STEP_LIMIT:
-            return Step.end("Failure", moved, "turn_limit", success=False, cut=True, legal=action in MOVES)
+            return Step.end(FAILURE, moved, "turn_limit", success=False, cut=True, legal=action in MOVES)
         self._steps += 1
         if action not in MOVES:
             return Step.ongoing(self._observe(), illegal, legal=False)
