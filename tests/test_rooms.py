@@ -24,6 +24,8 @@ ORDER = {
         "losses",
         "heads",
         "transitions",
+        "adapters",
+        "sharding",
         "values",
         "policy",
         "value_policy",

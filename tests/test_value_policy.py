@@ -205,6 +205,7 @@ def test_betas_on_the_command_line() -> None:
     ("changes", "message"),
     [
         ({"algorithm": "q"}, "algorithm is 'q'; allowed: ilql, mc"),
+        ({"trunk": "tiny", "lora_rank": 4}, "trunk is 'tiny' and lora_rank is 4; .* give one of the two"),
         ({"q_vocab": "some"}, "q_vocab is 'some'; allowed: all, dataset"),
         ({"schedule": "steep"}, "schedule is 'steep'; allowed: constant, linear, cosine"),
         ({"tau": 1.0}, "tau is 1.0; allowed are numbers between 0 and 1"),

@@ -26,6 +26,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from env_servers.tasks import load_task
 from hub_datasets.load import resolve
+from trainers.adapters import lora_config, lora_settings
 from trainers.card import render_card
 from trainers.filters import check_rule, filter_trajectories
 from trainers.load import PolicyRecord, make_repository, push_policy, read_record
@@ -45,6 +46,7 @@ from trainers.runs import (
     trainer_arguments,
 )
 from trainers.sequences import build_dataset, merge_repeated, row_collator
+from trainers.sharding import sharding_checkpoints, whole
 from trainers.tokens import IGNORED
 
 
@@ -88,7 +90,7 @@ class BCConfig(SFTConfig):
         if self.bf16 is None:
             self.bf16 = not self.fp16 and on_gpu and torch.cuda.is_bf16_supported()
         if self.gradient_checkpointing is None and self.activation_checkpointing is None:
-            self.activation_checkpointing = on_gpu
+            self.activation_checkpointing = on_gpu and not sharding_checkpoints()
         self.remove_unused_columns = False  # the trainer's collator takes what it needs
         self.dataloader_pin_memory = self.dataloader_pin_memory and on_gpu
         super().__post_init__()  # type: ignore[no-untyped-call]
@@ -121,6 +123,7 @@ class BCTrainer(Measured, SFTTrainer):
         kwargs.setdefault("data_collator", row_collator(kwargs["processing_class"]))
         super().__init__(*args, **kwargs)
         inner = self.accelerator.unwrap_model(self.model)
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # PEFT's has none of the names
         self._keeps_columns = "logits_to_keep" in inspect.signature(inner.forward).parameters
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
@@ -217,6 +220,9 @@ class Settings(NamedTuple):
     eval_episodes: int
     seed: int
     processes: int
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_targets: str | None = None
 
     def command(self) -> str:
         """The command line that repeats the run."""
@@ -242,6 +248,9 @@ def train_bc(
     eval_steps: int = 0,
     eval_episodes: int = 128,
     seed: int = 0,
+    lora_rank: int | None = None,
+    lora_alpha: float | None = None,
+    lora_targets: str | None = None,
     report_to: str = "none",
     push_to_hub: str | None = None,
     private: bool = False,
@@ -274,6 +283,10 @@ def train_bc(
         eval_episodes: How many.
         seed: Of first weights and order.
         report_to: Trackers that get what is logged: `none`, `tensorboard`, `wandb`, `trackio`, or several by commas.
+        lora_rank: Learn adapters of this rank, which are merged into the weights at the end; None or 0 learns all
+            weights. `lora_alpha` and `lora_targets` as in `adapters.lora_settings`.
+        lora_alpha: Scale of the adapters.
+        lora_targets: Layers that get one.
         push_to_hub: Repository to put the policy into.
         private: Make a new repository private.
         resume: Go on where the same command was interrupted; a finished run is only pushed.
@@ -298,6 +311,7 @@ def train_bc(
             raise ValueError(f"{option} is {value}; it must be above 0")
     if rule is not None:
         check_rule(rule)
+    lora_settings(lora_rank, lora_alpha, lora_targets)
     if push_to_hub is not None and state.is_main_process:
         make_repository(push_to_hub, private=private, token=token)
     data = resolve(source, revision, token)
@@ -318,6 +332,9 @@ def train_bc(
         eval_episodes=eval_episodes,
         seed=seed,
         processes=state.num_processes,
+        lora_rank=lora_rank or None,
+        lora_alpha=lora_alpha,
+        lora_targets=lora_targets,
     )
     if settings.batch_size % accumulation:
         raise ValueError(f"batch size {settings.batch_size} does not divide into {accumulation} parts of accumulation")
@@ -375,8 +392,12 @@ def _learn(
     if settings.eval_steps:
         measuring = Measuring(spec.id, settings.eval_steps, settings.eval_episodes, policy_of)
         common |= measuring.arguments()
-    # The trainer asks for a dataset where it evaluates; playing needs none.
-    given = {"train_dataset": merged, "eval_dataset": merged if measuring else None}
+    lora = lora_settings(settings.lora_rank, settings.lora_alpha, settings.lora_targets)
+    given = {
+        "train_dataset": merged,
+        "eval_dataset": merged if measuring else None,  # the trainer asks for one; playing needs none
+        "peft_config": None if lora is None else lora_config(model, lora, task_type="CAUSAL_LM"),
+    }
     trainer = BCTrainer(model=model, args=BCConfig(**common), processing_class=tokenizer, **given)
     trainer.measuring = measuring
     train_until_stopped(trainer, checkpoint)
@@ -401,8 +422,12 @@ def _learn(
             **outcome(trainer.state, settings.eval_episodes),
         },
     )
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    if lora is not None:
+        trained = trained.merge_and_unload()
+    # All processes: what FSDP and ZeRO-3 divided among them is put together.
+    weights = whole(trained.state_dict(keep_vars=True), keep=state.is_main_process)
     if state.is_main_process:
         card = render_card(record, spec, name, settings.command())
-        trained = trainer.accelerator.unwrap_model(trainer.model)
-        leave_policy(folder, trained, tokenizer, record, trainer.state.log_history, card)
+        leave_policy(folder, trained, tokenizer, record, trainer.state.log_history, card, weights=weights)
     return record

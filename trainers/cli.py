@@ -38,6 +38,11 @@ Beta = Annotated[float, typer.Option(help="Weight of the values when acting.", m
 LinearHeads = Annotated[bool, typer.Option("--linear-heads", help="One linear layer instead of two with a ReLU.")]
 HeadBias = Annotated[float, typer.Option(help="First value of every output of the heads.")]
 QVocab = Annotated[str, typer.Option(help="Tokens that Q is learned for: all, or dataset (those of its actions).")]
+LoraRank = Annotated[int | None, typer.Option(help="Learn adapters of this rank (LoRA), not all weights.", min=0)]
+LoraAlpha = Annotated[float | None, typer.Option(help="Scale of the adapters; by default twice the rank.")]
+LoraTargets = Annotated[
+    str | None, typer.Option(help="Layers with an adapter: all-linear (the default), or names such as q_proj,v_proj.")
+]
 MaxLength = Annotated[int | None, typer.Option(help="Most tokens of a sequence.", min=2)]
 EvalSteps = Annotated[
     int, typer.Option(help="Play every so many steps and keep the best weights by mean return; 0 does not.", min=0)
@@ -87,6 +92,9 @@ def bc(
     batch_size: Annotated[int | None, typer.Option(help="Sequences per step and process.", min=1)] = None,
     accumulation: Accumulation = 1,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.", min=0)] = None,
+    lora_rank: LoraRank = None,
+    lora_alpha: LoraAlpha = None,
+    lora_targets: LoraTargets = None,
     max_length: MaxLength = None,
     eval_steps: EvalSteps = 0,
     eval_episodes: EvalEpisodes = 128,
@@ -113,6 +121,9 @@ def bc(
         batch_size=batch_size,
         accumulation=accumulation,
         lr=lr,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        lora_targets=lora_targets,
         max_length=max_length,
         eval_steps=eval_steps,
         eval_episodes=eval_episodes,
@@ -152,6 +163,9 @@ def ilql(
     linear_heads: LinearHeads = False,
     head_bias: HeadBias = 0.0,
     q_vocab: QVocab = "all",
+    lora_rank: LoraRank = None,
+    lora_alpha: LoraAlpha = None,
+    lora_targets: LoraTargets = None,
     max_length: MaxLength = None,
     eval_steps: EvalSteps = 0,
     eval_episodes: EvalEpisodes = 128,
@@ -188,6 +202,9 @@ def mc(
     linear_heads: LinearHeads = False,
     head_bias: HeadBias = 0.0,
     q_vocab: QVocab = "all",
+    lora_rank: LoraRank = None,
+    lora_alpha: LoraAlpha = None,
+    lora_targets: LoraTargets = None,
     max_length: MaxLength = None,
     eval_steps: EvalSteps = 0,
     eval_episodes: EvalEpisodes = 128,

@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from trainers.adapters import SLOW, VALUE, activate, active, adapter_pairs, add_slow_adapter, has_adapters
 from trainers.losses import ilql_loss
 from trainers.monitor import Measured
 from trainers.runs import total_count
+from trainers.sharding import keep_inputs_exact, sharding_checkpoints
 from trainers.values import HeadSettings, ValueModel, frozen_copy, make_head
 
 # What is logged beside the loss; these are means of values, in the units of returns.
@@ -43,6 +45,9 @@ class ValueConfig(TrainingArguments):
     learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of trunk and heads."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule of the learning rate."})
     adam_beta2: float = field(default=0.95, metadata={"help": "Adam's second beta."})
+    bf16: bool | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Compute in bfloat16; None is only on a GPU that has it."}
+    )
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are no numbers."})
     gamma: float = field(default=0.99, metadata={"help": "Discount factor."})
     discount: str = field(default="token", metadata={"help": "What discounts: each token, or each turn."})
@@ -52,6 +57,12 @@ class ValueConfig(TrainingArguments):
         on_gpu = torch.cuda.is_available() and not self.use_cpu
         self.remove_unused_columns = False
         self.dataloader_pin_memory = self.dataloader_pin_memory and on_gpu
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and on_gpu and torch.cuda.is_bf16_supported()
+        if self.gradient_checkpointing is None and self.activation_checkpointing is None:
+            self.activation_checkpointing = on_gpu and not sharding_checkpoints()
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = False  # the loss uses all; looking for others costs a walk of the graph
         super().__post_init__()  # type: ignore[no-untyped-call]
 
 
@@ -64,10 +75,10 @@ class ILQLConfig(ValueConfig):
 
 
 class ILQLModel(ValueModel):
-    """Trunk with Q1, Q2 and V, and target copies of trunk, Q1 and Q2.
+    """Trunk with Q1, Q2 and V, and target copies of trunk, Q1 and Q2; of a trunk with adapters, an adapter is the copy.
 
     Args:
-        trunk: Body of a causal language model.
+        trunk: Body of a causal language model, see `values.trunk_of` and `values.lora_trunk`.
         settings: Form of the heads.
         tau: Expectile of V, between 0 and 1.
         cql_weight: Weight of the conservative term.
@@ -78,15 +89,24 @@ class ILQLModel(ValueModel):
         self.tau, self.cql_weight = tau, cql_weight
         self.v = make_head(trunk, 1, settings)
         # Named so that no name ends in another's: PEFT and others match by endings.
-        self.slow_trunk, self.slow_head1, self.slow_head2 = (frozen_copy(m) for m in (trunk, self.q1, self.q2))
+        self.slow_head1, self.slow_head2 = frozen_copy(self.q1), frozen_copy(self.q2)
+        self.slow_trunk: Any = None
+        if has_adapters(trunk):
+            add_slow_adapter(trunk)
+        else:
+            self.slow_trunk = frozen_copy(trunk)
 
     def moving_pairs(self) -> Any:
-        """Trunk, Q1 and Q2 with their targets."""
-        yield from (
-            (self.trunk, self.slow_trunk),
-            (self.q1, self.slow_head1),
-            (self.q2, self.slow_head2),
-        )
+        """Trunk (or its adapters), Q1 and Q2 with their targets."""
+        yield from adapter_pairs(self.trunk) if self.slow_trunk is None else [(self.trunk, self.slow_trunk)]
+        yield from ((self.q1, self.slow_head1), (self.q2, self.slow_head2))
+
+    def slow_hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Hidden states of the target trunk, shape (B T, H)."""
+        if self.slow_trunk is not None:
+            return self.hidden(self.slow_trunk, input_ids, attention_mask)
+        with active(self.trunk, SLOW):
+            return self.hidden(self.trunk, input_ids, attention_mask)
 
     def forward(
         self,
@@ -117,7 +137,7 @@ class ILQLModel(ValueModel):
         v = self.v(at).squeeze(-1)
         with torch.no_grad():
             next_v = self.v(hidden[next_states]).squeeze(-1)
-            slow = self.hidden(self.slow_trunk, input_ids, attention_mask)[states]
+            slow = self.slow_hidden(input_ids, attention_mask)[states]
             target_q = torch.minimum(self.slow_head1(slow, tokens), self.slow_head2(slow, tokens))
         here = weights.sum()
         divisor = here if count is None else count
@@ -144,10 +164,10 @@ class MoveTargets(TrainerCallback):
     def __init__(self, trainer: Trainer, rate: float) -> None:
         self._trainer, self._rate = trainer, rate
 
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Called by the trainer between the optimiser's step and the next gradient."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model, keep_torch_compile=False)
-        model.move_targets(self._rate)
+        model.move_targets(self._rate, seed=state.global_step)
 
 
 class ValueTrainer(Measured, Trainer):
@@ -168,7 +188,18 @@ class ValueTrainer(Measured, Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.model_accepts_loss_kwargs = True
+        keep_inputs_exact(getattr(self.accelerator.state, "fsdp_plugin", None))
         self._sums: dict[str, Tensor] = {}
+
+    def _prepare_input(self, data: Any) -> Any:
+        """On the device; and in float32, where DeepSpeed would have rewards and returns in the type of the weights."""
+        return data.to(self.args.device) if isinstance(data, Tensor) else super()._prepare_input(data)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As in `Measured`; then an adapter is on again for training."""
+        found = super().evaluate(*args, **kwargs)
+        activate(self.accelerator.unwrap_model(self.model, keep_torch_compile=False).trunk, VALUE)
+        return found
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The batches of one optimiser's step and the number of action tokens in them, weights included."""

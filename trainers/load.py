@@ -28,11 +28,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from env_servers.tasks import load_task, unknown
 from hub_datasets.hub import HUB_ERRORS, explain, with_retries
+from trainers.adapters import LoraSettings
 from trainers.curves import LOG_NAME
 from trainers.policy import LanguageModelPolicy, Sampling
 from trainers.tokens import RENDERINGS
 from trainers.value_policy import ValuePolicy
-from trainers.values import HeadSettings, ValueModel, trunk_of
+from trainers.values import HeadSettings, ValueModel, lora_trunk, trunk_of
 
 RECORD_NAME, VALUES_NAME = "policy.json", "values.safetensors"
 FORMAT = 2  # 2 added `values`
@@ -61,7 +62,8 @@ class PolicyRecord:
         seed: Of training.
         training: Numbers of the training, such as its steps and last loss.
         kind: Key of `POLICIES`.
-        values: Of a value policy: the form of its heads (`values.HeadSettings`), their number `q_heads`, and `beta`.
+        values: Of a value policy: the form of its heads (`values.HeadSettings`), their number `q_heads`, and `beta`;
+            `lora` (`adapters.LoraSettings`) where the trunk is the behaviour policy's with an adapter.
         versions: Of the packages at work.
         format: Version of this form.
     """
@@ -86,7 +88,7 @@ class PolicyRecord:
 
 def package_versions() -> dict[str, str]:
     """Versions of the packages that training and acting depend on."""
-    return {name: version(name) for name in ("lmrl", "torch", "transformers", "trl", "datasets")}
+    return {name: version(name) for name in ("lmrl", "torch", "transformers", "trl", "peft", "datasets")}
 
 
 def save_policy(
@@ -95,16 +97,25 @@ def save_policy(
     tokenizer: Any,
     record: PolicyRecord,
     values: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write weights, tokenizer and `policy.json` into a folder; of a value policy also `values.safetensors`.
 
     Everything is written aside first and moved in at the end, `policy.json` last, so a folder with that file is
     whole.
+
+    Args:
+        folder: Made if missing.
+        model: The causal language model.
+        tokenizer: Its tokenizer.
+        record: Goes into `policy.json`.
+        values: What a value model acts with.
+        weights: The model's, where its own are in parts or have adapters; None is its own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".policy-", dir=folder))
     try:
-        model.save_pretrained(aside)
+        model.save_pretrained(aside, **({} if weights is None else {"state_dict": dict(weights)}))
         tokenizer.save_pretrained(aside)
         if values is not None:
             save_file({name: tensor.contiguous() for name, tensor in values.items()}, aside / VALUES_NAME)
@@ -296,18 +307,24 @@ def load_policy(
 
 
 def _load_values(folder: Path, model: Any, record: Mapping[str, Any]) -> ValueModel:
-    """The trunk and heads beside a behaviour policy, on its device and in its dtype."""
+    """The trunk (or its adapter) and heads beside a behaviour policy, on its device and in its dtype."""
     settings = HeadSettings(record["linear"], record["bias"], record["token_ids"])
-    body = model
-    if record.get("trunk") is not None:
-        from_config: Any = AutoModelForCausalLM.from_config
-        body = from_config(AutoConfig.for_model(**record["trunk"]), dtype=model.dtype)
-    values = ValueModel(trunk_of(body).to(model.device), settings, record["q_heads"])
+    lora = record.get("lora")
+    trunk = _trunk_beside(model, record.get("trunk")) if lora is None else lora_trunk(model, LoraSettings(**lora))
+    values = ValueModel(trunk, settings, record["q_heads"])
     try:
-        values.load_state_dict(load_file(folder / VALUES_NAME))
+        values.load_acting_state(load_file(folder / VALUES_NAME))
     except (OSError, RuntimeError) as error:
         raise ValueError(f"{folder / VALUES_NAME} does not fit the model beside it: {error}") from error
     return values.to(device=model.device, dtype=model.dtype)
+
+
+def _trunk_beside(model: Any, config: Mapping[str, Any] | None) -> Any:
+    """A trunk for weights to be loaded into, of the behaviour policy's shape or of the one given."""
+    if config is None:
+        return trunk_of(model)
+    from_config: Any = AutoModelForCausalLM.from_config
+    return trunk_of(from_config(AutoConfig.for_model(**config), dtype=model.dtype)).to(model.device)
 
 
 def _load_model(folder: Path, device: str, dtype: str) -> Any:

@@ -22,7 +22,7 @@ class MCModel(ValueModel):
     """Trunk with one Q head.
 
     Args:
-        trunk: Body of a causal language model.
+        trunk: Body of a causal language model, see `values.trunk_of` and `values.lora_trunk`.
         settings: Form of the head.
         cql_weight: Weight of the conservative term.
     """

@@ -233,6 +233,7 @@ def leave_policy(
     log: Log,
     card: str,
     values: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """End a run: card, log, curves and policy into its folder; then its checkpoints and first tokenizer go.
 
@@ -244,11 +245,12 @@ def leave_policy(
         log: What the trainer logged.
         card: Text of README.md.
         values: As in `save_policy`.
+        weights: As there.
     """
     folder.joinpath("README.md").write_text(card, encoding="utf-8")
     write_log(folder, log)
     draw_curves(folder / CURVES_NAME, log)
-    save_policy(folder, model, tokenizer, record, values)
+    save_policy(folder, model, tokenizer, record, values, weights)
     for name in (CHECKPOINTS, START):
         shutil.rmtree(folder / name, ignore_errors=True)
 

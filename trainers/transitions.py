@@ -4,8 +4,8 @@ The step of the decision process is one token of the agent (ILQL: Snell et al., 
 2311.18232, section 5). Its state is the text before it, its successor the state before the agent's next token: within
 an action the next token, after an action the end of the next prompt. What the environment says in between is part of
 the successor. A terminated episode has no successor at its end; a truncated one has the prompt that would have come.
-Where that is not known (Maze says only `Failure` at its limit), the last action is left out: its successor's value would
-be a guess about a text that is no state.
+Where that is not known (Maze says only `Failure` at its limit), the last action is left out: its successor's value
+would be a guess about a text that is no state.
 
 A row is one `TokenSequence`, with the prompt that follows its last action where that is not in the row itself: the
 newest observation alone where that is the whole state, or the next stretch of an episode that outgrew the context. In

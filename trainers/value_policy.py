@@ -17,6 +17,7 @@ from transformers import DynamicCache
 
 from env_servers.policy import Action
 from env_servers.task import TaskSpec
+from trainers.adapters import VALUE, activate, active
 from trainers.policy import LanguageModelPolicy, draw, sampling_logprobs
 from trainers.values import ValueModel
 
@@ -31,7 +32,8 @@ class ValuePolicy(LanguageModelPolicy):
         model: The behaviour policy, a causal language model on its device.
         tokenizer: Its tokenizer.
         spec: The task's constants.
-        values: Trunk and Q heads, on the same device.
+        values: Trunk and Q heads, on the same device. A trunk with adapters is the behaviour policy's own body; the
+            adapters are then off, but for the values.
         beta: Weight of the values; 0 is the behaviour policy.
         options: As in `LanguageModelPolicy`.
 
@@ -46,6 +48,7 @@ class ValuePolicy(LanguageModelPolicy):
         if not beta >= 0:
             raise ValueError(f"beta is {beta}; allowed are 0 (the behaviour policy) and up")
         self.values, self.beta = values.eval(), beta
+        activate(values.trunk, None)
         # transformers renamed it.
         self._cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
@@ -82,7 +85,8 @@ class ValuePolicy(LanguageModelPolicy):
         logits: Tensor = self.model(**shared, **first, **self._last(keep)).logits[:, -keep:]
         if self.beta == 0:
             return logits
-        hidden = self.values.trunk(**shared, **second).last_hidden_state[:, -keep:]
+        with active(self.values.trunk, VALUE):
+            hidden = self.values.trunk(**shared, **second).last_hidden_state[:, -keep:]
         return logits.float() + self.weighed(self.values.q_values(hidden).float())
 
     def weighed(self, q_values: Tensor) -> Tensor:

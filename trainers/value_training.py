@@ -1,7 +1,8 @@
 """From a dataset to a saved value policy: what `lmrl train ilql` and `lmrl train mc` do.
 
 It begins with a language model that says what the data's agent says, the behaviour policy, usually one trained by
-`lmrl train bc` on the same data. It stays as it is; a copy of its body becomes the value trunk.
+`lmrl train bc` on the same data. It stays as it is; a copy of its body, or the body itself with an adapter, becomes the
+value trunk.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from env_servers.tasks import load_task
 from hub_datasets.load import resolve
+from trainers.adapters import lora_settings, state_without_adapters
 from trainers.bc import TrainResult
 from trainers.card import render_card
 from trainers.ilql import ILQLConfig, ILQLModel, ILQLTrainer, ValueConfig, ValueTrainer
@@ -36,6 +38,7 @@ from trainers.runs import (
     trainer_arguments,
 )
 from trainers.scratch import SIZES, new_model
+from trainers.sharding import whole
 from trainers.tokens import Renderer
 from trainers.transitions import (
     Discounting,
@@ -45,7 +48,7 @@ from trainers.transitions import (
     transition_collator,
 )
 from trainers.value_policy import ValuePolicy
-from trainers.values import HeadSettings, ValueModel, trunk_of
+from trainers.values import HeadSettings, ValueModel, lora_trunk, trunk_of
 
 ALGORITHMS = ("ilql", "mc")
 Q_VOCABULARIES = ("all", "dataset")
@@ -77,6 +80,9 @@ class ValueRun(NamedTuple):
     linear_heads: bool = False
     head_bias: float = 0.0
     q_vocab: str = "all"
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_targets: str | None = None
     max_length: int | None = None
     eval_steps: int = 0
     eval_episodes: int = 128
@@ -112,7 +118,9 @@ def train_values(
             (`constant`, or `linear` or `cosine` to 0). `gamma`, `discount` (per `token` or `turn`), `cql_weight`; for
             ILQL the expectile `tau` and the `target_rate`. `beta` weighs the values when acting. `linear_heads`,
             `head_bias`, `q_vocab` (`all` tokens, or those of the dataset's actions) give the form of the heads.
-            `eval_steps` and `eval_episodes` as in `trainers.bc.train_bc`. `processes` is filled in.
+            With a `lora_rank` the trunk is the behaviour policy's with an adapter, see `adapters.lora_settings` for
+            this, `lora_alpha` and `lora_targets`. `eval_steps` and `eval_episodes` as in `trainers.bc.train_bc`.
+            `processes` is filled in.
         output_dir: Folder of the run, see `trainers.runs`.
         report_to: As in `trainers.bc.train_bc`.
         push_to_hub: Repository to put the policy into.
@@ -135,7 +143,9 @@ def train_values(
     if push_to_hub is not None and state.is_main_process:
         make_repository(push_to_hub, private=private, token=token)
     data = resolve(run.source, run.revision, token)
-    run = run._replace(source=data.path, revision=data.revision, processes=state.num_processes)
+    run = run._replace(
+        source=data.path, revision=data.revision, lora_rank=run.lora_rank or None, processes=state.num_processes
+    )
     checkpoint = open_run(folder, run._asdict(), resume=resume, overwrite=overwrite)
     record, began = read_record(folder), time.monotonic()
     if record is None:
@@ -158,6 +168,12 @@ def _check(run: ValueRun) -> None:
             raise ValueError(f"{name} is {value}; it must be above 0")
     if not 0 < run.tau < 1:
         raise ValueError(f"tau is {run.tau}; allowed are numbers between 0 and 1")
+    lora = lora_settings(run.lora_rank, run.lora_alpha, run.lora_targets)
+    if run.trunk is not None and lora is not None:
+        raise ValueError(
+            f"trunk is {run.trunk!r} and lora_rank is {run.lora_rank}; adapters are put on the behaviour policy's own "
+            "body, so give one of the two"
+        )
     if run.batch_size % run.accumulation:
         raise ValueError(f"batch size {run.batch_size} does not divide into {run.accumulation} parts of accumulation")
 
@@ -177,6 +193,8 @@ def _learn(
     steps = run.steps or max(1, math.ceil(run.epochs * len(dataset) / (run.batch_size * state.num_processes)))
     body = model if run.trunk is None else _other_body(run, tokenizer, model, token)
     torch.manual_seed(run.seed)
+    lora = lora_settings(run.lora_rank, run.lora_alpha, run.lora_targets)
+    trunk = trunk_of(body) if lora is None else lora_trunk(model, lora)
     common = trainer_arguments(
         folder,
         steps=steps,
@@ -209,10 +227,10 @@ def _learn(
     }
     trainer: ValueTrainer
     if run.algorithm == "ilql":
-        ilql_model = ILQLModel(trunk_of(body), settings, tau=run.tau, cql_weight=run.cql_weight)
+        ilql_model = ILQLModel(trunk, settings, tau=run.tau, cql_weight=run.cql_weight)
         trainer = ILQLTrainer(ilql_model, ILQLConfig(**common, tau=run.tau, target_rate=run.target_rate), **given)
     else:
-        mc_model = MCModel(trunk_of(body), settings, cql_weight=run.cql_weight)
+        mc_model = MCModel(trunk, settings, cql_weight=run.cql_weight)
         trainer = ValueTrainer(model=mc_model, args=ValueConfig(**common), **given)
     trainer.measuring, trainer.value_range = measuring, (spec.min_return, spec.max_return)
     train_until_stopped(trainer, checkpoint)
@@ -241,12 +259,15 @@ def _learn(
             "beta": run.beta,
             "q_heads": 2 if run.algorithm == "ilql" else 1,
             "trunk": None if run.trunk is None else body.config.to_dict(),
+            **({} if lora is None else {"lora": lora._asdict()}),
         },
     )
+    # All processes: what FSDP and ZeRO-3 divided among them is put together.
+    acting = trainer.accelerator.unwrap_model(trainer.model).acting_state(keep=state.is_main_process)
+    weights = None if lora is None else whole(state_without_adapters(model), keep=state.is_main_process)
     if state.is_main_process:
         card = render_card(record, spec, name, run.command())
-        trained = trainer.accelerator.unwrap_model(trainer.model)
-        leave_policy(folder, model, tokenizer, record, trainer.state.log_history, card, trained.acting_state())
+        leave_policy(folder, model, tokenizer, record, trainer.state.log_history, card, acting, weights)
     return record
 
 

@@ -5,18 +5,21 @@ states (Snell et al., arXiv 2206.11871; LMRL-Gym, arXiv 2311.18232, section 5). 
 so that DDP, FSDP, DeepSpeed, compilation and mixed precision wrap it like any other model's.
 
 The behaviour policy, whose logits the values are added to when acting, is not part of it: the loss does not need it.
+With adapters (`lora_trunk`) the trunk is its body all the same, and its weights are in memory once.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from trainers.adapters import VALUE, LoraSettings, add_adapters, has_adapters, is_of_adapter
 from trainers.heads import Head
+from trainers.sharding import move_towards, whole
 
 
 class HeadSettings(NamedTuple):
@@ -39,13 +42,36 @@ def trunk_of(model: Any) -> Any:
     Raises:
         ValueError: The model has no body of its own.
     """
+    return _without_dropout(copy.deepcopy(_body_of(model)))
+
+
+def lora_trunk(model: Any, settings: LoraSettings) -> Any:
+    """A causal language model's body itself, with an adapter instead of a copy, see `trainers.adapters`.
+
+    The model shares it: turn the adapters off (`activate`, `active`) to have the model as it was.
+
+    Raises:
+        ValueError: The model has no body of its own, has adapters already, or has no such layers.
+    """
+    trunk = _without_dropout(_body_of(model))
+    add_adapters(trunk, settings)
+    return trunk
+
+
+def _body_of(model: Any) -> Any:
     body = getattr(model, "base_model", model)
     if body is model:
         raise ValueError(f"{type(model).__name__} has no body without its vocabulary head, so it can carry no values")
-    trunk = copy.deepcopy(body)
+    return body
+
+
+def _without_dropout(trunk: Any) -> Any:
+    """The trunk with all dropout at 0: a value that a target is made of must not be noise."""
     for module in trunk.modules():
         if isinstance(module, nn.Dropout):
-            module.p = 0.0  # a value that a target is made of must not be noise
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
     return trunk
 
 
@@ -61,7 +87,7 @@ class ValueModel(nn.Module):
     """A trunk and its heads; algorithms add what else they learn with, and the loss.
 
     Args:
-        trunk: Body of a causal language model, see `trunk_of`; it becomes part of this model.
+        trunk: Body of a causal language model, see `trunk_of` and `lora_trunk`; it becomes part of this model.
         settings: Form of the heads.
         q_heads: Number of Q heads, 1 or 2.
     """
@@ -89,10 +115,33 @@ class ValueModel(nn.Module):
         values: Tensor = self.q1(hidden)
         return values if self.q2 is None else torch.minimum(values, self.q2(hidden))
 
-    def acting_state(self) -> dict[str, Tensor]:
-        """The weights that acting needs: trunk and Q heads."""
-        kept = ("trunk.", "q1.", "q2.")
-        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(kept)}
+    def acting_state(self, keep: bool = True) -> dict[str, Tensor]:
+        """The weights that acting needs: Q heads, and the trunk, or of one with adapters the adapter alone.
+
+        All processes must call it where the weights are in parts.
+
+        Args:
+            keep: Whether this process wants them, see `trainers.sharding.whole`.
+        """
+        state = self.state_dict(keep_vars=True)
+        return whole({name: tensor for name, tensor in state.items() if self._acts(name)}, keep)
+
+    def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `acting_state` gave.
+
+        Raises:
+            RuntimeError: Names or shapes are not this model's.
+        """
+        missing, unexpected = self.load_state_dict(state, strict=False)
+        missing = [name for name in missing if self._acts(name)]
+        if missing or unexpected:
+            raise RuntimeError(f"{len(missing)} weights are missing, {len(unexpected)} unknown: "
+                               f"{', '.join([*missing, *unexpected][:5])}")  # fmt: skip
+
+    def _acts(self, name: str) -> bool:
+        if name.startswith("trunk."):
+            return not has_adapters(self.trunk) or is_of_adapter(name, VALUE)
+        return name.startswith(("q1.", "q2."))
 
     def activation_checkpointing_enable(self, **options: Any) -> None:
         """Recompute the trunk's activations in the backward pass; as `PreTrainedModel` has it."""
@@ -102,12 +151,11 @@ class ValueModel(nn.Module):
         """Each module and its slowly moving copy; none here."""
         yield from ()
 
-    @torch.no_grad()
-    def move_targets(self, rate: float) -> None:
-        """target <- target + rate (module - target), for all copies."""
+    def move_targets(self, rate: float, seed: int = 0) -> None:
+        """target <- target + rate (module - target), for all copies; `seed` as in `trainers.sharding.move_towards`."""
         for module, target in self.moving_pairs():
             for own, moved in zip(module.parameters(), target.parameters(), strict=True):
-                moved.lerp_(own.to(moved.dtype), rate)
+                move_towards(moved, own, rate, seed)
 
 
 def frozen_copy(module: Any) -> Any:
