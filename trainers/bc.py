@@ -47,7 +47,7 @@ from trainers.runs import (
 )
 from trainers.sequences import build_dataset, merge_repeated, row_collator
 from trainers.sharding import sharding_checkpoints, whole
-from trainers.tokens import IGNORED
+from trainers.tokens import IGNORED, Memory
 
 
 def bc_loss(logits: Tensor, targets: Tensor, weights: Tensor, count: Tensor | int) -> Tensor:
@@ -220,6 +220,7 @@ class Settings(NamedTuple):
     eval_episodes: int
     seed: int
     processes: int
+    memory: int | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
     lora_targets: str | None = None
@@ -245,6 +246,7 @@ def train_bc(
     accumulation: int = 1,
     lr: float | None = None,
     max_length: int | None = None,
+    memory: int | None = None,
     eval_steps: int = 0,
     eval_episodes: int = 128,
     seed: int = 0,
@@ -278,6 +280,7 @@ def train_bc(
         accumulation: Parts that a batch is computed in, to save memory; it does not change the result.
         lr: Peak learning rate; None is 5e-3 for `tiny` there, 2e-3 for `tiny` elsewhere, else 1e-4.
         max_length: Most tokens of a sequence; None is the model's limit, at most 1024.
+        memory: Turns of the past that the policy reads; None is what the task says.
         eval_steps: Play episodes after every so many steps, and keep the weights with the best mean return, see
             `trainers.monitor`; 0 does not play, and keeps the last weights.
         eval_episodes: How many.
@@ -332,6 +335,7 @@ def train_bc(
         eval_episodes=eval_episodes,
         seed=seed,
         processes=state.num_processes,
+        memory=memory,
         lora_rank=lora_rank or None,
         lora_alpha=lora_alpha,
         lora_targets=lora_targets,
@@ -364,7 +368,8 @@ def _learn(
     model, tokenizer, base_model = first_model(
         settings.init, episodes, folder, max_length=settings.max_length or 1024, seed=settings.seed, token=token
     )
-    renderer = make_renderer(model, tokenizer, spec, settings.rendering, settings.max_length)
+    memory: Memory = "task" if settings.memory is None else settings.memory
+    renderer = make_renderer(model, tokenizer, spec, settings.rendering, settings.max_length, memory)
     dataset = build_dataset(kept, renderer)
     steps = settings.steps
     if steps is None:

@@ -31,6 +31,9 @@ BatchSize = Annotated[int, typer.Option(help="Sequences per step and process.", 
 Accumulation = Annotated[int, typer.Option(help="Parts that a batch is computed in, to save memory.", min=1)]
 Rate = Annotated[float, typer.Option(help="Learning rate.", min=0)]
 Schedule = Annotated[str, typer.Option(help="Of the learning rate: constant, linear or cosine to 0.")]
+WarmupSteps = Annotated[float, typer.Option(help="Steps of linear warm-up; below 1, share of all.", min=0)]
+AdamBeta2 = Annotated[float, typer.Option(help="Adam's second beta.", min=0, max=1)]
+Memory = Annotated[int | None, typer.Option(help="Turns of the past that the policy reads, if not the task's.", min=0)]
 Gamma = Annotated[float, typer.Option(help="Discount factor.")]
 Discount = Annotated[str, typer.Option(help="What discounts: each token or each turn.")]
 CQLWeight = Annotated[float, typer.Option(help="Weight of the conservative term.", min=0)]
@@ -96,6 +99,7 @@ def bc(
     lora_alpha: LoraAlpha = None,
     lora_targets: LoraTargets = None,
     max_length: MaxLength = None,
+    memory: Memory = None,
     eval_steps: EvalSteps = 0,
     eval_episodes: EvalEpisodes = 128,
     seed: Seed = 0,
@@ -125,6 +129,7 @@ def bc(
         lora_alpha=lora_alpha,
         lora_targets=lora_targets,
         max_length=max_length,
+        memory=memory,
         eval_steps=eval_steps,
         eval_episodes=eval_episodes,
         seed=seed,
@@ -154,6 +159,8 @@ def ilql(
     accumulation: Accumulation = 1,
     lr: Rate = 1e-4,
     schedule: Schedule = "constant",
+    warmup_steps: WarmupSteps = 0.0,
+    adam_beta2: AdamBeta2 = 0.95,
     gamma: Gamma = 0.99,
     discount: Discount = "token",
     cql_weight: CQLWeight = 0.01,
@@ -195,6 +202,8 @@ def mc(
     accumulation: Accumulation = 1,
     lr: Rate = 1e-4,
     schedule: Schedule = "constant",
+    warmup_steps: WarmupSteps = 0.0,
+    adam_beta2: AdamBeta2 = 0.95,
     gamma: Gamma = 0.99,
     discount: Discount = "token",
     cql_weight: CQLWeight = 0.01,

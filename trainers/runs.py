@@ -29,9 +29,9 @@ from env_servers.task import TaskSpec
 from env_servers.trajectory import Trajectory
 from hub_datasets.load import load_trajectories
 from trainers.curves import CURVES_NAME, LOG_NAME, Log, draw_curves, write_log
-from trainers.load import RECORD_NAME, PolicyRecord, find_policy, save_policy
+from trainers.load import RECORD_NAME, PolicyRecord, find_policy, read_record, save_policy
 from trainers.scratch import SIZES, episode_texts, new_model, train_tokenizer
-from trainers.tokens import Renderer
+from trainers.tokens import Memory, Renderer
 
 RUN_NAME, CHECKPOINTS, START = "run.json", "checkpoints", "start"
 
@@ -150,14 +150,26 @@ def _check_episodes(episodes: Sequence[Trajectory], spec: TaskSpec, source: str)
         )
 
 
+def behavior_memory(init: str, spec: TaskSpec, token: str | bool | None) -> Memory:
+    """How much of the past a behaviour policy reads: what it was trained with, or the task's own."""
+    record = None if init in SIZES else read_record(find_policy(init, token=token).folder)
+    return record.memory if record is not None and record.task == spec.id else "task"
+
+
 def make_renderer(
-    model: Any, tokenizer: Any, spec: TaskSpec, rendering: str | None, max_length: int | None
+    model: Any,
+    tokenizer: Any,
+    spec: TaskSpec,
+    rendering: str | None,
+    max_length: int | None,
+    memory: Memory = "task",
 ) -> Renderer:
     """How a run's model reads episodes, where the settings leave open what suits it: chat if its tokenizer has a
     template, and as many tokens as it has positions, at most 1,024."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1024
     suited = "chat" if tokenizer.chat_template else "plain"
-    return Renderer(tokenizer, spec, rendering or suited, max_length=max_length or min(positions, 1024))
+    limit = max_length or min(positions, 1024)
+    return Renderer(tokenizer, spec, rendering or suited, max_length=limit, memory=memory)
 
 
 def trainer_arguments(

@@ -29,10 +29,16 @@ class Size(NamedTuple):
 SIZES: Mapping[str, Size] = {"tiny": Size(2, 2, 64, 0.1), "small": Size(12, 12, 768, 0.02)}
 
 
+# What merges stay within: a newline; a phrase, of words of two letters and more; a letter, digit or other sign alone,
+# with the space before it. So a small model reads Maze's sentences in few tokens, and Wordle's words letter by letter.
+PIECES = r"\n|(?: ?[^\W\d_]{2,})+| ?[^\W\d_]| ?\d| ?[^\s\w]|[^\S\n]+|_"
+
+
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of the texts; it can write every text, not only these.
 
-    The newline is a token of its own, so it alone ends an action in the plain rendering.
+    The newline is a token of its own, so it alone ends an action in the plain rendering; other tokens are letters,
+    digits and signs, or parts of phrases, see `PIECES`.
 
     Args:
         texts: What to learn the merges from. Order and repetition count, nothing else does.
@@ -46,8 +52,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedT
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex("\n"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()

@@ -26,6 +26,7 @@ from trainers.load import PolicyRecord, find_policy, make_repository, push_polic
 from trainers.mc import MCModel
 from trainers.monitor import Measuring, reads_like, train_until_stopped
 from trainers.runs import (
+    behavior_memory,
     command_line,
     first_model,
     leave_policy,
@@ -53,6 +54,7 @@ from trainers.values import HeadSettings, ValueModel, lora_trunk, trunk_of
 ALGORITHMS = ("ilql", "mc")
 Q_VOCABULARIES = ("all", "dataset")
 SCHEDULES = ("constant", "linear", "cosine")
+WITH_WARMUP = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # transformers' names
 
 
 class ValueRun(NamedTuple):
@@ -71,6 +73,8 @@ class ValueRun(NamedTuple):
     accumulation: int = 1
     lr: float = 1e-4
     schedule: str = "constant"
+    warmup_steps: float = 0.0
+    adam_beta2: float = 0.95
     gamma: float = 0.99
     discount: str = "token"
     cql_weight: float = 0.01
@@ -115,12 +119,12 @@ def train_values(
             the behaviour policy, a folder or a repository; `trunk` the model whose body the value trunk begins as,
             as `init` or `tiny`, `small` for random weights, and None is `init`. `steps` of the optimiser, or `epochs`
             over the data, of `batch_size` sequences per process in `accumulation` parts; `lr`, and its `schedule`
-            (`constant`, or `linear` or `cosine` to 0). `gamma`, `discount` (per `token` or `turn`), `cql_weight`; for
-            ILQL the expectile `tau` and the `target_rate`. `beta` weighs the values when acting. `linear_heads`,
-            `head_bias`, `q_vocab` (`all` tokens, or those of the dataset's actions) give the form of the heads.
-            With a `lora_rank` the trunk is the behaviour policy's with an adapter, see `adapters.lora_settings` for
-            this, `lora_alpha` and `lora_targets`. `eval_steps` and `eval_episodes` as in `trainers.bc.train_bc`.
-            `processes` is filled in.
+            (`constant`, or `linear` or `cosine` to 0) after `warmup_steps`, below 1 a share of all; `adam_beta2`.
+            `gamma`, `discount` (per `token` or `turn`), `cql_weight`; for ILQL the expectile `tau` and the
+            `target_rate`. `beta` weighs the values when acting. `linear_heads`, `head_bias`, `q_vocab` (`all` tokens,
+            or those of the dataset's actions) give the form of the heads. With a `lora_rank` the trunk is the behaviour
+            policy's with an adapter, see `adapters.lora_settings` for this, `lora_alpha` and `lora_targets`.
+            `eval_steps` and `eval_episodes` as in `trainers.bc.train_bc`. `processes` is filled in.
         output_dir: Folder of the run, see `trainers.runs`.
         report_to: As in `trainers.bc.train_bc`.
         push_to_hub: Repository to put the policy into.
@@ -186,7 +190,9 @@ def _learn(
     model, tokenizer, base_model = first_model(
         run.init, episodes, folder, max_length=run.max_length or 1024, seed=run.seed, token=token
     )
-    renderer = make_renderer(model, tokenizer, spec, run.rendering, run.max_length)
+    renderer = make_renderer(
+        model, tokenizer, spec, run.rendering, run.max_length, behavior_memory(run.init, spec, token)
+    )
     dataset = build_transitions(episodes, renderer, Discounting(run.gamma, run.discount))
     merged = merge_transitions(dataset, run.batch_size * state.num_processes, state.num_processes * run.accumulation)
     settings = HeadSettings(run.linear_heads, run.head_bias, _token_ids(dataset) if run.q_vocab == "dataset" else None)
@@ -210,7 +216,9 @@ def _learn(
         report_to=report_to,
     )
     common |= {
-        "lr_scheduler_type": run.schedule,
+        "lr_scheduler_type": run.schedule if run.warmup_steps == 0 else WITH_WARMUP[run.schedule],
+        "warmup_steps": run.warmup_steps,
+        "adam_beta2": run.adam_beta2,
         "max_grad_norm": 1.0,
         "gamma": run.gamma,
         "discount": run.discount,
