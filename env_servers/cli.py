@@ -27,6 +27,7 @@ ROOMS: Mapping[str, str] = {
     "train": "trainers.cli:app",
     "eval": "eval_harness.cli:eval_app",
     "report": "eval_harness.cli:report_app",
+    "reproduce": "eval_harness.reproduce:app",
     "demo": "eval_harness.demo:app",
 }
 # What `pip install lmrl[...]` brings, by the module whose absence is reported.

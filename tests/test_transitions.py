@@ -81,6 +81,15 @@ def test_discount_by_turn_counts_actions_and_not_tokens() -> None:
     assert row["discounts"] == [1, 1, 1, 0.5, 1, 0.5]
 
 
+def test_the_scale_multiplies_rewards_and_returns() -> None:
+    turns = [("s0", "a", -1.0), ("s1", "b", 2.0)]
+    ended = {"terminated": True, "truncated": False}
+    (row,) = rows(episode("maze_po", turns, **ended), None, Discounting(0.5, "turn", 10.0))
+    assert row["rewards"] == [0, -10, 0, 20] and row["returns"] == [0, 0, 20, 20]
+    with pytest.raises(ValueError, match="reward scale is 0"):
+        build_transitions([], Renderer(byte_tokenizer(), MAZE), Discounting(scale=0))
+
+
 def test_a_truncated_episode_is_followed_by_the_prompt_that_would_have_come() -> None:
     (row,) = rows(episode("maze", [("s0", "a", -1.0)], final_observation="s1"), 0, Discounting())
     assert (row["bootstrap"], row["next_prompt"]) == (True, [115, 49, 10])

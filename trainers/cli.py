@@ -36,6 +36,7 @@ AdamBeta2 = Annotated[float, typer.Option(help="Adam's second beta.", min=0, max
 Memory = Annotated[int | None, typer.Option(help="Turns of the past that the policy reads, if not the task's.", min=0)]
 Gamma = Annotated[float, typer.Option(help="Discount factor.")]
 Discount = Annotated[str, typer.Option(help="What discounts: each token or each turn.")]
+RewardScale = Annotated[float, typer.Option(help="What rewards are multiplied by.")]
 CQLWeight = Annotated[float, typer.Option(help="Weight of the conservative term.", min=0)]
 Beta = Annotated[float, typer.Option(help="Weight of the values when acting.", min=0)]
 LinearHeads = Annotated[bool, typer.Option("--linear-heads", help="One linear layer instead of two with a ReLU.")]
@@ -163,6 +164,7 @@ def ilql(
     adam_beta2: AdamBeta2 = 0.95,
     gamma: Gamma = 0.99,
     discount: Discount = "token",
+    reward_scale: RewardScale = 1.0,
     cql_weight: CQLWeight = 0.01,
     tau: Annotated[float, typer.Option(help="Expectile of V, between 0 and 1.")] = 0.7,
     target_rate: Annotated[float, typer.Option(help="Share that the targets move by after each step.")] = 0.005,
@@ -206,6 +208,7 @@ def mc(
     adam_beta2: AdamBeta2 = 0.95,
     gamma: Gamma = 0.99,
     discount: Discount = "token",
+    reward_scale: RewardScale = 1.0,
     cql_weight: CQLWeight = 0.01,
     beta: Beta = 4.0,
     linear_heads: LinearHeads = False,

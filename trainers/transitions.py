@@ -45,16 +45,19 @@ ROWS_PER_CHUNK = 1024
 
 
 class Discounting(NamedTuple):
-    """How the future counts.
+    """How rewards count.
 
     Attributes:
         gamma: Discount factor in [0, 1].
         per: `token`, the reference's: each of the agent's tokens discounts. `turn`: each of its actions does, so that
             the value does not depend on how many tokens an action has.
+        scale: What all rewards are multiplied by, above 0. The conservative term compares values on a scale of 1, so
+            where rewards are small beside that it hides them.
     """
 
     gamma: float = 0.99
     per: str = "token"
+    scale: float = 1.0
 
 
 def check_discounting(discounting: Discounting) -> None:
@@ -63,6 +66,8 @@ def check_discounting(discounting: Discounting) -> None:
         raise ValueError(f"discount is {discounting.per!r}; allowed: {', '.join(DISCOUNTS)}")
     if not 0 <= discounting.gamma <= 1:
         raise ValueError(f"gamma is {discounting.gamma}; allowed are numbers from 0 to 1")
+    if not discounting.scale > 0:
+        raise ValueError(f"reward scale is {discounting.scale}; it must be above 0")
 
 
 def to_transition_rows(sequences: Sequence[TokenSequence], discounting: Discounting) -> list[dict[str, Any]]:
@@ -75,7 +80,8 @@ def to_transition_rows(sequences: Sequence[TokenSequence], discounting: Discount
     """
     places = [[n for n, acts in enumerate(sequence.action_mask) if acts] for sequence in sequences]
     discounts = [_discounts(own, discounting) for own in places]
-    rewards = [[s.rewards[place] for place in own] for s, own in zip(sequences, places, strict=True)]
+    scale = discounting.scale
+    rewards = [[scale * s.rewards[place] for place in own] for s, own in zip(sequences, places, strict=True)]
     flat = [torch.tensor(list(chain.from_iterable(lists)), dtype=torch.float64) for lists in (rewards, discounts)]
     returns = returns_to_go(*flat).tolist()
     rows = []

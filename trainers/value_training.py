@@ -77,6 +77,7 @@ class ValueRun(NamedTuple):
     adam_beta2: float = 0.95
     gamma: float = 0.99
     discount: str = "token"
+    reward_scale: float = 1.0
     cql_weight: float = 0.01
     tau: float = 0.7
     target_rate: float = 0.005
@@ -120,10 +121,10 @@ def train_values(
             as `init` or `tiny`, `small` for random weights, and None is `init`. `steps` of the optimiser, or `epochs`
             over the data, of `batch_size` sequences per process in `accumulation` parts; `lr`, and its `schedule`
             (`constant`, or `linear` or `cosine` to 0) after `warmup_steps`, below 1 a share of all; `adam_beta2`.
-            `gamma`, `discount` (per `token` or `turn`), `cql_weight`; for ILQL the expectile `tau` and the
-            `target_rate`. `beta` weighs the values when acting. `linear_heads`, `head_bias`, `q_vocab` (`all` tokens,
-            or those of the dataset's actions) give the form of the heads. With a `lora_rank` the trunk is the behaviour
-            policy's with an adapter, see `adapters.lora_settings` for this, `lora_alpha` and `lora_targets`.
+            `gamma`, `discount` (per `token` or `turn`), `reward_scale`, `cql_weight`; for ILQL the expectile `tau` and
+            the `target_rate`. `beta` weighs the values when acting. `linear_heads`, `head_bias`, `q_vocab` (`all`
+            tokens, or those of the dataset's actions) give the form of the heads. With a `lora_rank` the trunk is the
+            behaviour policy's with an adapter, see `adapters.lora_settings` for this, `lora_alpha` and `lora_targets`.
             `eval_steps` and `eval_episodes` as in `trainers.bc.train_bc`. `processes` is filled in.
         output_dir: Folder of the run, see `trainers.runs`.
         report_to: As in `trainers.bc.train_bc`.
@@ -165,7 +166,7 @@ def _check(run: ValueRun) -> None:
     for name, allowed in (("algorithm", ALGORITHMS), ("q_vocab", Q_VOCABULARIES), ("schedule", SCHEDULES)):
         if getattr(run, name) not in allowed:
             raise ValueError(f"{name} is {getattr(run, name)!r}; allowed: {', '.join(allowed)}")
-    check_discounting(Discounting(run.gamma, run.discount))
+    check_discounting(Discounting(run.gamma, run.discount, run.reward_scale))
     for name in ("steps", "epochs", "batch_size", "accumulation", "lr"):
         value = getattr(run, name)
         if value is not None and not value > 0:
@@ -193,7 +194,7 @@ def _learn(
     renderer = make_renderer(
         model, tokenizer, spec, run.rendering, run.max_length, behavior_memory(run.init, spec, token)
     )
-    dataset = build_transitions(episodes, renderer, Discounting(run.gamma, run.discount))
+    dataset = build_transitions(episodes, renderer, Discounting(run.gamma, run.discount, run.reward_scale))
     merged = merge_transitions(dataset, run.batch_size * state.num_processes, state.num_processes * run.accumulation)
     settings = HeadSettings(run.linear_heads, run.head_bias, _token_ids(dataset) if run.q_vocab == "dataset" else None)
     steps = run.steps or max(1, math.ceil(run.epochs * len(dataset) / (run.batch_size * state.num_processes)))
@@ -240,7 +241,10 @@ def _learn(
     else:
         mc_model = MCModel(trunk, settings, cql_weight=run.cql_weight)
         trainer = ValueTrainer(model=mc_model, args=ValueConfig(**common), **given)
-    trainer.measuring, trainer.value_range = measuring, (spec.min_return, spec.max_return)
+    trainer.measuring, trainer.value_range = (
+        measuring,
+        (run.reward_scale * spec.min_return, run.reward_scale * spec.max_return),
+    )
     train_until_stopped(trainer, checkpoint)
     record = PolicyRecord(
         algorithm=run.algorithm,

@@ -1,0 +1,111 @@
+"""Learning suites: which methods learn which tasks, from what data and with what settings, as command lines.
+
+`cpu` is made for two cores: `tiny` models from random weights. Its settings were chosen on seed 0 of each task; the
+other seeds had no part in it. Returns beside the paper's are raw, of pretrained GPT-2 (small) on the paper's own data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Method(NamedTuple):
+    """How one policy of a study is learned.
+
+    Attributes:
+        algorithm: Sub-command of `lmrl train`.
+        options: Its options, but for data, seed and output.
+        base: The method of the same study whose policy is `--init`, or None.
+        trunk: The method whose policy is `--trunk`, or None.
+        paper: The paper's mean return (LMRL-Gym, arXiv 2311.18232, Table 4), or None.
+    """
+
+    algorithm: str
+    options: str
+    base: str | None = None
+    trunk: str | None = None
+    paper: float | None = None
+
+
+class Study(NamedTuple):
+    """One task of a suite.
+
+    Attributes:
+        task: Task id.
+        build: Options of `lmrl data build`.
+        evaluate: Options of `lmrl eval`.
+        methods: By name, a base before what begins with it.
+    """
+
+    task: str
+    build: str
+    evaluate: str
+    methods: Mapping[str, Method]
+
+
+def _played(steps: int, episodes: int) -> str:
+    """Steps of a training, and eight rounds of episodes in it."""
+    return f"--steps {steps} --eval-steps {steps // 8} --eval-episodes {episodes}"
+
+
+_HEADS = "--linear-heads --q-vocab dataset --discount turn --schedule linear --warmup-steps 0.05"
+# Values from random weights, apart from the behaviour policy: a narrow body that has learned to imitate does not tell
+# apart what the data's agent treats alike. Heads of one layer, and only for tokens that the data's agent says.
+_VALUES = f"--trunk tiny {_HEADS}"
+
+MAZE = Study(
+    "maze",
+    "",
+    "--episodes 400",
+    {
+        "bc": Method("bc", f"--init tiny {_played(400, 100)}", paper=-72.1),
+        "filtered_bc": Method("bc", f"--init tiny --filter top:20 {_played(400, 100)}", paper=-56.4),
+        "mc": Method(
+            "mc",
+            f"{_VALUES} --gamma 0.99 --head-bias -20 --cql-weight 0.02 --lr 5e-3 --batch-size 1024 --beta 16 "
+            f"{_played(800, 100)}",
+            base="bc",
+            paper=-48.1,
+        ),
+        "ilql": Method(
+            "ilql",
+            f"{_VALUES} --gamma 0.9 --tau 0.95 --head-bias -5 --cql-weight 0.05 --target-rate 0.05 --lr 1e-3 "
+            f"--batch-size 1024 --beta 64 {_played(2400, 100)}",
+            base="bc",
+            paper=-6.97,
+        ),
+    },
+)
+
+# Letters are tokens, so a word is written letter by letter and has to be checked against all answers so far: the
+# hardest of these tasks for a small model, and the one that gets the most steps.
+WORDLE = Study(
+    "wordle",
+    "--train 60000 --validation 200",
+    "--episodes 1000",
+    {
+        "bc": Method("bc", f"--init tiny --batch-size 64 --lr 4e-3 {_played(4000, 200)}", paper=-2.81),
+        "filtered_bc": Method(
+            "bc", f"--init tiny --filter top-all:39 --batch-size 64 --lr 4e-3 {_played(4000, 200)}", paper=-2.85
+        ),
+        "mc": Method(
+            "mc",
+            f"{_HEADS} --gamma 0.99 --head-bias -3 --cql-weight 0.1 --lr 1.5e-3 --batch-size 64 --beta 16 "
+            f"{_played(1200, 200)}",
+            base="bc",
+            trunk="filtered_bc",
+            paper=-2.16,
+        ),
+        "ilql": Method(
+            "ilql",
+            f"{_HEADS} --gamma 0.99 --tau 0.7 --head-bias -3 --cql-weight 0.1 --target-rate 0.1 --lr 1.5e-3 "
+            f"--batch-size 64 --beta 16 {_played(1200, 200)}",
+            base="bc",
+            trunk="filtered_bc",
+            paper=-2.04,
+        ),
+    },
+)
+
+SUITES: Mapping[str, tuple[Study, ...]] = {"cpu": (MAZE, WORDLE)}
