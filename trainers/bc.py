@@ -387,6 +387,7 @@ def _learn(
         lr=settings.lr,
         seed=settings.seed,
         lengths=dataset["length"],
+        memory=renderer.memory,
         report_to=report_to,
     )
 

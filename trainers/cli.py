@@ -33,6 +33,7 @@ Rate = Annotated[float, typer.Option(help="Learning rate.", min=0)]
 Schedule = Annotated[str, typer.Option(help="Of the learning rate: constant, linear or cosine to 0.")]
 WarmupSteps = Annotated[float, typer.Option(help="Steps of linear warm-up; below 1, share of all.", min=0)]
 AdamBeta2 = Annotated[float, typer.Option(help="Adam's second beta.", min=0, max=1)]
+MaxGradNorm = Annotated[float, typer.Option(help="Gradients are cut to this norm.", min=0)]
 Memory = Annotated[int | None, typer.Option(help="Turns of the past that the policy reads, if not the task's.", min=0)]
 Gamma = Annotated[float, typer.Option(help="Discount factor.")]
 Discount = Annotated[str, typer.Option(help="What discounts: each token or each turn.")]
@@ -162,6 +163,7 @@ def ilql(
     schedule: Schedule = "constant",
     warmup_steps: WarmupSteps = 0.0,
     adam_beta2: AdamBeta2 = 0.95,
+    max_grad_norm: MaxGradNorm = 1.0,
     gamma: Gamma = 0.99,
     discount: Discount = "token",
     reward_scale: RewardScale = 1.0,
@@ -206,6 +208,7 @@ def mc(
     schedule: Schedule = "constant",
     warmup_steps: WarmupSteps = 0.0,
     adam_beta2: AdamBeta2 = 0.95,
+    max_grad_norm: MaxGradNorm = 1.0,
     gamma: Gamma = 0.99,
     discount: Discount = "token",
     reward_scale: RewardScale = 1.0,

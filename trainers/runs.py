@@ -181,6 +181,7 @@ def trainer_arguments(
     lr: float,
     seed: int,
     lengths: Sequence[int],
+    memory: int | None,
     report_to: str,
 ) -> dict[str, Any]:
     """The part of `transformers.TrainingArguments` that is alike in all runs.
@@ -193,6 +194,7 @@ def trainer_arguments(
         lr: Peak learning rate.
         seed: Of the order.
         lengths: Of all sequences, in tokens.
+        memory: Turns of the past in them.
         report_to: Where the trainer's callbacks send what is logged.
     """
     return {
@@ -207,8 +209,9 @@ def trainer_arguments(
         "logging_steps": max(10, steps // 20),
         "save_steps": max(100, steps // 10),
         "save_total_limit": 2,
-        # Only where much padding is saved: batches of one length have like contents, which makes steps noisier.
-        "train_sampling_strategy": "group_by_length" if is_ragged(lengths) else "random",
+        # Only where much padding is saved. And of single turns those of one length are of one kind: in Text-Nav all that
+        # win would be in the same few batches, and little would be learned of them.
+        "train_sampling_strategy": "group_by_length" if memory != 0 and is_ragged(lengths) else "random",
         "report_to": report_to.split(","),
     }
 

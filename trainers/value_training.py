@@ -75,6 +75,7 @@ class ValueRun(NamedTuple):
     schedule: str = "constant"
     warmup_steps: float = 0.0
     adam_beta2: float = 0.95
+    max_grad_norm: float = 1.0
     gamma: float = 0.99
     discount: str = "token"
     reward_scale: float = 1.0
@@ -120,12 +121,13 @@ def train_values(
             the behaviour policy, a folder or a repository; `trunk` the model whose body the value trunk begins as,
             as `init` or `tiny`, `small` for random weights, and None is `init`. `steps` of the optimiser, or `epochs`
             over the data, of `batch_size` sequences per process in `accumulation` parts; `lr`, and its `schedule`
-            (`constant`, or `linear` or `cosine` to 0) after `warmup_steps`, below 1 a share of all; `adam_beta2`.
-            `gamma`, `discount` (per `token` or `turn`), `reward_scale`, `cql_weight`; for ILQL the expectile `tau` and
-            the `target_rate`. `beta` weighs the values when acting. `linear_heads`, `head_bias`, `q_vocab` (`all`
-            tokens, or those of the dataset's actions) give the form of the heads. With a `lora_rank` the trunk is the
-            behaviour policy's with an adapter, see `adapters.lora_settings` for this, `lora_alpha` and `lora_targets`.
-            `eval_steps` and `eval_episodes` as in `trainers.bc.train_bc`. `processes` is filled in.
+            (`constant`, or `linear` or `cosine` to 0) after `warmup_steps`, below 1 a share of all; `adam_beta2`;
+            gradients are cut to `max_grad_norm`. `gamma`, `discount` (per `token` or `turn`), `reward_scale`,
+            `cql_weight`; for ILQL the expectile `tau` and the `target_rate`. `beta` weighs the values when acting.
+            `linear_heads`, `head_bias`, `q_vocab` (`all` tokens, or those of the dataset's actions) give the form of
+            the heads. With a `lora_rank` the trunk is the behaviour policy's with an adapter, see
+            `adapters.lora_settings` for this, `lora_alpha` and `lora_targets`. `eval_steps` and `eval_episodes` as in
+            `trainers.bc.train_bc`. `processes` is filled in.
         output_dir: Folder of the run, see `trainers.runs`.
         report_to: As in `trainers.bc.train_bc`.
         push_to_hub: Repository to put the policy into.
@@ -214,13 +216,14 @@ def _learn(
         lr=run.lr,
         seed=run.seed,
         lengths=dataset["length"],
+        memory=renderer.memory,
         report_to=report_to,
     )
     common |= {
         "lr_scheduler_type": run.schedule if run.warmup_steps == 0 else WITH_WARMUP[run.schedule],
         "warmup_steps": run.warmup_steps,
         "adam_beta2": run.adam_beta2,
-        "max_grad_norm": 1.0,
+        "max_grad_norm": run.max_grad_norm,
         "gamma": run.gamma,
         "discount": run.discount,
         "cql_weight": run.cql_weight,
