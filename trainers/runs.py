@@ -209,8 +209,8 @@ def trainer_arguments(
         "logging_steps": max(10, steps // 20),
         "save_steps": max(100, steps // 10),
         "save_total_limit": 2,
-        # Only where much padding is saved. And of single turns those of one length are of one kind: in Text-Nav all that
-        # win would be in the same few batches, and little would be learned of them.
+        # Only where much padding is saved. And of single turns those of one length are of one kind: in Text-Nav all
+        # that win would be in the same few batches, and little would be learned of them.
         "train_sampling_strategy": "group_by_length" if memory != 0 and is_ragged(lengths) else "random",
         "report_to": report_to.split(","),
     }
