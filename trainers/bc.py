@@ -35,6 +35,7 @@ from trainers.policy import LanguageModelPolicy
 from trainers.runs import (
     command_line,
     first_model,
+    keep_freed_memory,
     leave_policy,
     make_renderer,
     open_run,
@@ -363,6 +364,8 @@ def _learn(
 ) -> PolicyRecord:
     """Read the data, train, save; what `train_bc` does when the folder holds no policy yet."""
     spec, state = load_task(settings.task).spec, processes()
+    if state.device.type == "cpu":
+        keep_freed_memory()
     episodes = read_episodes(spec, settings.source, settings.revision, token)
     kept = episodes if settings.filter is None else filter_trajectories(episodes, settings.filter)
     model, tokenizer, base_model = first_model(

@@ -10,9 +10,11 @@ A module of its own, since every algorithm's command does the same.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,9 @@ from trainers.scratch import SIZES, episode_texts, new_model, train_tokenizer
 from trainers.tokens import Memory, Renderer
 
 RUN_NAME, CHECKPOINTS, START = "run.json", "checkpoints", "start"
+# By malloc.h's numbers. M_MMAP_MAX 0: no tensor has a mapping of its own, which goes when it is freed;
+# M_TRIM_THRESHOLD -1: the heap never shrinks; M_TOP_PAD: it grows by at least so many bytes.
+MALLOPT = {-4: 0, -1: -1, -2: 256 << 20}
 
 
 class Start(NamedTuple):
@@ -69,6 +74,24 @@ def processes() -> PartialState:
     alone, and all of them would write.
     """
     return PartialState(cpu=not torch.accelerator.is_available())
+
+
+def keep_freed_memory() -> bool:
+    """Have glibc's allocator keep freed memory for the next tensor, for as long as this process lives.
+
+    By itself it gives each large tensor's memory back to the kernel, and a step of training then spends much of its
+    time on having the same pages mapped and cleared again. A process that sets its own `MALLOC_` variables is
+    overruled.
+
+    Returns:
+        Whether it was done: on Linux with glibc. Elsewhere (musl, macOS, Windows) nothing happens.
+    """
+    if sys.platform != "linux":
+        return False
+    library = ctypes.CDLL(None)
+    if not (hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt")):
+        return False
+    return all(library.mallopt(parameter, value) == 1 for parameter, value in MALLOPT.items())
 
 
 def open_run(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> str | None:

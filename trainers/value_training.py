@@ -29,6 +29,7 @@ from trainers.runs import (
     behavior_memory,
     command_line,
     first_model,
+    keep_freed_memory,
     leave_policy,
     make_renderer,
     open_run,
@@ -189,6 +190,8 @@ def _learn(
     run: ValueRun, folder: Path, checkpoint: str | None, name: str, report_to: str, token: str | bool | None
 ) -> PolicyRecord:
     spec, state = load_task(run.task).spec, processes()
+    if state.device.type == "cpu":
+        keep_freed_memory()
     episodes = read_episodes(spec, run.source, run.revision, token)
     model, tokenizer, base_model = first_model(
         run.init, episodes, folder, max_length=run.max_length or 1024, seed=run.seed, token=token
