@@ -123,3 +123,10 @@ def test_without_playing_evaluation_is_the_trainers_own() -> None:
         pass
 
     assert Trainer().evaluate(Dataset.from_dict({"a": [1, 2]})) == {"eval_loss": 2.0}
+
+
+def test_values_read_as_much_of_the_past_as_their_behaviour_policy(tmp_path: Path) -> None:
+    train_bc("maze", "maze", tmp_path / "bc", steps=1, batch_size=8, memory=1)
+    train_values(ValueRun("mc", "maze", "maze", None, str(tmp_path / "bc"), steps=1, batch_size=8), tmp_path / "mc")
+    for name in ("bc", "mc"):
+        assert json.loads((tmp_path / name / "policy.json").read_text())["memory"] == 1

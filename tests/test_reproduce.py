@@ -139,7 +139,7 @@ def test_the_suites_options_are_those_of_the_commands(study: Study) -> None:
     seen: set[str] = set()
     for name, method in study.methods.items():
         words = [word for word in method.options.split() if word.startswith("--")]
-        assert set(words) <= options_of(method.algorithm), name
+        assert {*words, "--model", "--init"} <= options_of(method.algorithm), name
         assert len(words) == len(set(words)), "each once"
         assert {method.base, method.trunk} - {None} <= seen
         assert name in reproduce.TITLES
