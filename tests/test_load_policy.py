@@ -232,3 +232,19 @@ def test_policies_on_the_hub(tmp_path: Path) -> None:
         ("no_token", "PermissionError", "token"),
     ]:
         assert saw[case][0] == kind and words in saw[case][1], (case, saw[case])
+
+
+def test_a_tokenizer_that_would_be_read_back_as_another_is_refused(tmp_path: Path) -> None:
+    """Qwen's class has its own rule of splitting, whatever the saved file says."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = plain_tokenizer()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), intermediate_size=16, **sizes))
+    record = PolicyRecord(
+        algorithm="bc", task="maze", task_version="1.0", rendering="plain", memory=0, max_length=64, action_room=8,
+        dataset={"source": "lmrl/maze", "revision": None},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"read back as Qwen2Tokenizer.* and gives other tokens"):
+        save_policy(tmp_path / "policy", model, tokenizer, record)
+    assert not list((tmp_path / "policy").iterdir()), "nothing half-written"

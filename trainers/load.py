@@ -117,6 +117,7 @@ def save_policy(
     try:
         model.save_pretrained(aside, **({} if weights is None else {"state_dict": dict(weights)}))
         tokenizer.save_pretrained(aside)
+        _check_saved_tokenizer(aside, tokenizer, load_task(record.task).spec.instructions)
         if values is not None:
             save_file({name: tensor.contiguous() for name, tensor in values.items()}, aside / VALUES_NAME)
         (folder / RECORD_NAME).unlink(missing_ok=True)
@@ -126,6 +127,22 @@ def save_policy(
         os.replace(aside / RECORD_NAME, folder / RECORD_NAME)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _check_saved_tokenizer(folder: Path, tokenizer: Any, text: str) -> None:
+    """Make sure that the saved tokenizer reads as the one in use: by the model's type transformers may take a class
+    that puts its own rules in the place of the saved ones.
+
+    Raises:
+        ValueError: It does not.
+    """
+    saved = AutoTokenizer.from_pretrained(folder)
+    if saved(text)["input_ids"] != tokenizer(text)["input_ids"]:
+        raise ValueError(
+            f"the tokenizer, saved beside this model, is read back as {type(saved).__name__} and gives other tokens, "
+            "so the policy would not read what it was trained on; take the model's own tokenizer, or another "
+            "architecture for this one"
+        )
 
 
 def read_record(folder: Path) -> PolicyRecord | None:
