@@ -57,6 +57,11 @@ def draw_histogram(path: Path, manifest: Mapping[str, Any]) -> None:
     axes.set_ylabel("share of episodes")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
+    save_png(figure, path)
+
+
+def save_png(figure: Any, path: Path) -> None:
+    """Write a matplotlib figure beside its place, then rename."""
     beside = path.with_name(path.name + ".partial")
     # Without its software stamp the picture is the same bytes for the same numbers.
     figure.savefig(beside, format="png", metadata={"Software": None})

@@ -227,6 +227,7 @@ def write_results(studies: Sequence[Any], seeds: int, folder: Path, command: str
     """The tables as `results.md` and `results.json`, and a picture of each task's curves."""
     import datetime
 
+    from hub_datasets.manifest import write_text
     from trainers.load import package_versions
 
     results = {
@@ -235,14 +236,17 @@ def write_results(studies: Sequence[Any], seeds: int, folder: Path, command: str
     }
     data = {task: {name: result._asdict() for name, result in row.items()} for task, row in results.items()}
     versions = package_versions()
-    _write(folder / "results.json", json.dumps({"command": command, "versions": versions, "results": data}, indent=2))
+    write_text(
+        folder / "results.json",
+        json.dumps({"command": command, "versions": versions, "results": data}, indent=2) + "\n",
+    )
     lines = [f"Made by `{command}` on {datetime.date.today()}, {os.cpu_count()} cores; "
              f"{', '.join(f'{name} {number}' for name, number in versions.items())}.", ""]  # fmt: skip
     for study in studies:
         if results[study.task]:
             lines += [*table(study, results[study.task]), f"![Curves of {study.task}](curves-{study.task}.png)", ""]
             draw(study, seeds, folder)
-    _write(folder / "results.md", "\n".join(lines))
+    write_text(folder / "results.md", "\n".join(lines) + "\n")
 
 
 def table(study: Any, results: Mapping[str, Result]) -> list[str]:
@@ -285,6 +289,7 @@ def draw(study: Any, seeds: int, folder: Path) -> None:
     """The mean returns of the episodes that the runs played, by step: a line for each method, a band of its seeds."""
     from matplotlib.figure import Figure  # no pyplot: no global state, no display
 
+    from dataset_cards.figures import save_png
     from trainers.curves import points, read_log
 
     figure = Figure(figsize=(5.6, 3.2), dpi=150, layout="constrained")
@@ -309,12 +314,4 @@ def draw(study: Any, seeds: int, folder: Path) -> None:
     axes.set_title(study.task, fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
-    beside = folder / f"curves-{study.task}.png.partial"
-    figure.savefig(beside, format="png", metadata={"Software": None})
-    os.replace(beside, folder / f"curves-{study.task}.png")
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(path.name + ".partial")
-    beside.write_text(text + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    save_png(figure, folder / f"curves-{study.task}.png")

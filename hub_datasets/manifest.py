@@ -95,7 +95,7 @@ def as_json(summary: Summary) -> dict[str, Any]:
 def write_text(path: Path, text: str) -> None:
     """Write a file beside its place, then rename: a reader sees the old text or the new, never a part."""
     beside = path.with_name(path.name + ".partial")
-    beside.write_text(text)
+    beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
 
 

@@ -368,7 +368,7 @@ def _learn(
         keep_freed_memory()
     episodes = read_episodes(spec, settings.source, settings.revision, token)
     kept = episodes if settings.filter is None else filter_trajectories(episodes, settings.filter)
-    model, tokenizer, base_model = first_model(
+    model, tokenizer, base_model, _ = first_model(
         settings.init, episodes, folder, max_length=settings.max_length or 1024, seed=settings.seed, token=token
     )
     memory: Memory = "task" if settings.memory is None else settings.memory

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from dataset_cards.figures import save_png
+from hub_datasets.manifest import write_text
 
 LOG_NAME, CURVES_NAME = "training_log.json", "curves.png"
 Log = Sequence[Mapping[str, float]]
@@ -13,9 +15,7 @@ Log = Sequence[Mapping[str, float]]
 
 def write_log(folder: Path, log: Log) -> None:
     """What the trainer logged, in order, as `training_log.json`; each entry has its `step`."""
-    beside = folder / f"{LOG_NAME}.partial"
-    beside.write_text("[\n" + ",\n".join(json.dumps(dict(entry)) for entry in log) + "\n]\n", encoding="utf-8")
-    os.replace(beside, folder / LOG_NAME)
+    write_text(folder / LOG_NAME, "[\n" + ",\n".join(json.dumps(dict(entry)) for entry in log) + "\n]\n")
 
 
 def read_log(folder: Path) -> list[dict[str, float]]:
@@ -47,6 +47,4 @@ def draw_curves(path: Path, log: Log) -> None:
         axes.set_xlabel("step")
         axes.set_ylabel(label)
         axes.spines[["top", "right"]].set_visible(False)
-    beside = path.with_name(path.name + ".partial")
-    figure.savefig(beside, format="png", metadata={"Software": None})
-    os.replace(beside, path)
+    save_png(figure, path)

@@ -178,6 +178,7 @@ class LanguageModelPolicy:
         )
         self.max_new_tokens = limit or self.renderer.action_room
         self.stop_ids = self.renderer.stop_ids | _end_ids(model, tokenizer)
+        self._keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
         # Rows that have ended are filled up with this; the model's own pad id there would set off its warning.
         self._pad_id = min(self.stop_ids - {model.config.get_text_config().pad_token_id}, default=min(self.stop_ids))
         # Nothing of the checkpoint's own generation settings may reach `generate`, which fills in what is unset.
@@ -234,19 +235,11 @@ class LanguageModelPolicy:
         return [own.random() for _ in range(self.max_new_tokens)]
 
     def _generate(self, prompts: Sequence[list[int]], uniforms: Sequence[list[float]]) -> Iterator[Action]:
-        longest = max(map(len, prompts))
-        gaps = [longest - len(prompt) for prompt in prompts]
-        ids = [[self._pad_id] * gap + prompt for gap, prompt in zip(gaps, prompts, strict=True)]
-        mask = [[0] * gap + [1] * len(prompt) for gap, prompt in zip(gaps, prompts, strict=True)]
-        device = self.model.device
-        drawing = _Drawing(torch.tensor(uniforms, dtype=torch.float64, device=device), self.sampling)
+        ids, mask, _ = self._padded(prompts)
+        drawing = _Drawing(torch.tensor(uniforms, dtype=torch.float64, device=ids.device), self.sampling)
         with torch.inference_mode(), _generation_config(self.model, self._generation_config):
-            output = self.model.generate(
-                torch.tensor(ids, device=device),
-                attention_mask=torch.tensor(mask, device=device),
-                logits_processor=LogitsProcessorList([drawing]),
-            )
-        new = output[:, longest:].tolist()
+            output = self.model.generate(ids, attention_mask=mask, logits_processor=LogitsProcessorList([drawing]))
+        new = output[:, ids.size(1) :].tolist()
         logprobs = torch.stack(drawing.logprobs, dim=1).tolist()
         for prompt, tokens, row in zip(prompts, new, logprobs, strict=True):
             yield self._action(prompt, tokens, row)
@@ -291,7 +284,7 @@ class LanguageModelPolicy:
 
     def _last(self, keep: int) -> dict[str, int]:
         """The option that spares the model the logits before the last ones, where it has one."""
-        return {"logits_to_keep": keep} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
+        return {"logits_to_keep": keep} if self._keeps_last else {}
 
     def _action(self, prompt: list[int], tokens: list[int], logprobs: list[float]) -> Action:
         stop = next((number for number, token in enumerate(tokens) if token in self.stop_ids), None)

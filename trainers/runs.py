@@ -42,11 +42,12 @@ MALLOPT = {-4: 0, -1: -1, -2: 256 << 20}
 
 
 class Start(NamedTuple):
-    """What a run begins with."""
+    """What a run begins with; `folder` holds the model, where it is not made from nothing."""
 
     model: Any
     tokenizer: Any
     base_model: dict[str, str | None] | None
+    folder: Path | None = None
 
 
 def public_name(source: str) -> str:
@@ -173,9 +174,9 @@ def _check_episodes(episodes: Sequence[Trajectory], spec: TaskSpec, source: str)
         )
 
 
-def behavior_memory(init: str, spec: TaskSpec, token: str | bool | None) -> Memory:
-    """How much of the past a behaviour policy reads: what it was trained with, or the task's own."""
-    record = None if init in SIZES else read_record(find_policy(init, token=token).folder)
+def behavior_memory(folder: Path | None, spec: TaskSpec) -> Memory:
+    """How much of the past the behaviour policy in a folder reads: what it was trained with, or the task's own."""
+    record = None if folder is None else read_record(folder)
     return record.memory if record is not None and record.task == spec.id else "task"
 
 
@@ -326,7 +327,7 @@ def first_model(
             "source": found.name if local else init.partition("@")[0],
             "revision": None if local else found.revision,
         }
-        return Start(model, tokenizer, source)
+        return Start(model, tokenizer, source, found.folder)
     kept = folder / START
     with processes().main_process_first():
         if not kept.exists():

@@ -193,11 +193,11 @@ def _learn(
     if state.device.type == "cpu":
         keep_freed_memory()
     episodes = read_episodes(spec, run.source, run.revision, token)
-    model, tokenizer, base_model = first_model(
+    model, tokenizer, base_model, behavior_folder = first_model(
         run.init, episodes, folder, max_length=run.max_length or 1024, seed=run.seed, token=token
     )
     renderer = make_renderer(
-        model, tokenizer, spec, run.rendering, run.max_length, behavior_memory(run.init, spec, token)
+        model, tokenizer, spec, run.rendering, run.max_length, behavior_memory(behavior_folder, spec)
     )
     dataset = build_transitions(episodes, renderer, Discounting(run.gamma, run.discount, run.reward_scale))
     merged = merge_transitions(dataset, run.batch_size * state.num_processes, state.num_processes * run.accumulation)
