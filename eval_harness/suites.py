@@ -98,7 +98,7 @@ MAZE_PO = Study(
         "ilql": Method(
             "ilql",
             f"{_VALUES} --gamma 0.9 --tau 0.8 --head-bias -5 --cql-weight 0.05 --target-rate 0.05 --lr 1e-3 "
-            f"--max-grad-norm 10 --batch-size 64 --beta 32 {_played(2400, 64)}",
+            f"--max-grad-norm 10 --batch-size 64 --beta 32 {_played(4000, 64)}",
             base="bc",
             paper=-52.9,
         ),
@@ -131,26 +131,26 @@ TEXT_NAV = Study(
 # hardest of these tasks for a small model, and the one that gets the most steps. BC goes on from filtered BC.
 WORDLE = Study(
     "wordle",
-    "--train 60000 --validation 200",
+    "--train 300000 --validation 200",
     "--episodes 1000",
     {
         "filtered_bc": Method(
-            "bc", f"--init tiny --filter top-all:39 --batch-size 64 --lr 4e-3 {_played(4000, 200)}", paper=-2.85
+            "bc", f"--init tiny --filter top-all:39 --batch-size 64 --lr 4e-3 {_played(30000, 200)}", paper=-2.85
         ),
         # Two thirds of the words in the data are random, which hides the others at first.
-        "bc": Method("bc", f"--batch-size 64 --lr 2e-3 {_played(1600, 200)}", base="filtered_bc", paper=-2.81),
+        "bc": Method("bc", f"--batch-size 64 --lr 2e-3 {_played(3000, 200)}", base="filtered_bc", paper=-2.81),
         "mc": Method(
             "mc",
             f"{_HEADS} --gamma 0.99 --head-bias -3 --cql-weight 0.1 --lr 1.5e-3 --batch-size 64 --beta 16 "
-            f"{_played(1200, 200)}",
+            f"{_played(2400, 200)}",
             base="bc",
             trunk="filtered_bc",
             paper=-2.16,
         ),
         "ilql": Method(
             "ilql",
-            f"{_HEADS} --gamma 0.99 --tau 0.7 --head-bias -3 --cql-weight 0.1 --target-rate 0.1 --lr 1.5e-3 "
-            f"--batch-size 64 --beta 16 {_played(1200, 200)}",
+            f"{_HEADS} --gamma 0.99 --tau 0.6 --head-bias -3 --cql-weight 0.1 --target-rate 0.1 --lr 1.5e-3 "
+            f"--max-grad-norm 10 --batch-size 64 --beta 16 {_played(2400, 200)}",
             base="bc",
             trunk="filtered_bc",
             paper=-2.04,
