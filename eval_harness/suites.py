@@ -97,8 +97,8 @@ MAZE_PO = Study(
         ),
         "ilql": Method(
             "ilql",
-            f"{_VALUES} --gamma 0.9 --tau 0.8 --head-bias -5 --cql-weight 0.05 --target-rate 0.05 --lr 1e-3 "
-            f"--max-grad-norm 10 --batch-size 64 --beta 32 {_played(4000, 64)}",
+            f"{_VALUES} --gamma 0.9 --tau 0.7 --head-bias -5 --cql-weight 0.05 --target-rate 0.005 --lr 1e-3 "
+            f"--max-grad-norm 10 --batch-size 64 --beta 32 {_played(2400, 64)}",
             base="bc",
             paper=-52.9,
         ),

@@ -22,7 +22,7 @@ from env_servers.tasks import load_task
 from eval_harness.cli import _parse_betas
 from eval_harness.run import run
 from trainers.bc import train_bc
-from trainers.load import PolicyRecord, load_policy, save_policy
+from trainers.load import PolicyRecord, find_policy, load_body, load_policy, save_policy
 from trainers.policy import LanguageModelPolicy, Sampling
 from trainers.scratch import new_model
 from trainers.value_policy import MARGIN, ValuePolicy
@@ -185,6 +185,27 @@ def test_values_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "values.safetensors").unlink()
     with pytest.raises(ValueError, match=r"values.safetensors does not fit the model beside it"):
         load_policy(str(tmp_path), task="maze_po", device="cpu")
+
+
+def test_a_trunk_can_begin_as_another_policys_values(tmp_path: Path) -> None:
+    """As its value trunk, not as its behaviour policy; of a policy without values it is the model's body."""
+    behavior, values = saved(tmp_path)
+    begun = trunk_of(load_body(find_policy(str(tmp_path)))).state_dict()
+    assert begun.keys() == values.trunk.state_dict().keys()
+    assert all(torch.equal(tensor, begun[name]) for name, tensor in values.trunk.state_dict().items())
+    (tmp_path / "policy.json").unlink()
+    begun = trunk_of(load_body(find_policy(str(tmp_path)))).state_dict()
+    assert all(torch.equal(tensor, begun[name]) for name, tensor in trunk_of(behavior).state_dict().items())
+
+
+def test_an_adapter_is_no_trunk(tmp_path: Path) -> None:
+    saved(tmp_path)
+    path = tmp_path / "policy.json"
+    record = json.loads(path.read_text())
+    record["values"]["lora"] = {"rank": 4, "alpha": 8, "targets": None}
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="are an adapter, which is no trunk of its own"):
+        load_body(find_policy(str(tmp_path)))
 
 
 def test_beta_of_a_policy_without_values_is_refused(tmp_path: Path) -> None:

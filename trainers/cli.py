@@ -18,7 +18,7 @@ Behavior = Annotated[
 ]
 Trunk = Annotated[
     str | None,
-    typer.Option(help="What the value trunk begins as, as --init, or tiny, small (random); --init by default."),
+    typer.Option(help="What the value trunk begins as: as --init, a value policy, or tiny, small (random)."),
 ]
 Source = Annotated[
     str | None, typer.Option(help="Folder, or dataset on the Hub; by default lmrl/<task>.", show_default=False)

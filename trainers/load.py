@@ -336,6 +336,30 @@ def _load_values(folder: Path, model: Any, record: Mapping[str, Any]) -> ValueMo
     return values.to(device=model.device, dtype=model.dtype)
 
 
+def load_body(found: Found) -> Any:
+    """A causal language model whose body is a found model's, or, of a value policy, that policy's value trunk.
+
+    Raises:
+        ValueError: The value trunk is an adapter.
+    """
+    model, record = _load_model(found.folder, "cpu", "float32"), read_record(found.folder)
+    if record is None or record.values is None:
+        return model
+    if record.values.get("lora") is not None:
+        raise ValueError(
+            f"the values of {found.name} are an adapter, which is no trunk of its own; take another policy"
+        )
+    if (config := record.values.get("trunk")) is not None:
+        from_config: Any = AutoModelForCausalLM.from_config
+        model = from_config(AutoConfig.for_model(**config), dtype=model.dtype)
+    weights = load_file(found.folder / VALUES_NAME)
+    start = "trunk."
+    model.base_model.load_state_dict(
+        {name.removeprefix(start): tensor for name, tensor in weights.items() if name.startswith(start)}
+    )
+    return model
+
+
 def _trunk_beside(model: Any, config: Mapping[str, Any] | None) -> Any:
     """A trunk for weights to be loaded into, of the behaviour policy's shape or of the one given."""
     if config is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from env_servers.tasks import load_task
 from hub_datasets.load import resolve
@@ -22,7 +22,7 @@ from trainers.adapters import lora_settings, state_without_adapters
 from trainers.bc import TrainResult
 from trainers.card import render_card
 from trainers.ilql import ILQLConfig, ILQLModel, ILQLTrainer, ValueConfig, ValueTrainer
-from trainers.load import PolicyRecord, find_policy, make_repository, push_policy, read_record
+from trainers.load import PolicyRecord, find_policy, load_body, make_repository, push_policy, read_record
 from trainers.mc import MCModel
 from trainers.monitor import Measuring, reads_like, train_until_stopped
 from trainers.runs import (
@@ -119,9 +119,9 @@ def train_values(
 
     Args:
         run: The run's settings. `algorithm` is `ilql` or `mc`; `task`, `source`, `revision` name the data; `init` is
-            the behaviour policy, a folder or a repository; `trunk` the model whose body the value trunk begins as,
-            as `init` or `tiny`, `small` for random weights, and None is `init`. `steps` of the optimiser, or `epochs`
-            over the data, of `batch_size` sequences per process in `accumulation` parts; `lr`, and its `schedule`
+            the behaviour policy, a folder or a repository; `trunk` the model whose body the value trunk begins as (of
+            a value policy, its value trunk), as `init` or `tiny`, `small` for random weights, and None is `init`.
+            `steps` of the optimiser, or `epochs` over the data, of `batch_size` sequences per process in `accumulation` parts; `lr`, and its `schedule`
             (`constant`, or `linear` or `cosine` to 0) after `warmup_steps`, below 1 a share of all; `adam_beta2`;
             gradients are cut to `max_grad_norm`. `gamma`, `discount` (per `token` or `turn`), `reward_scale`,
             `cql_weight`; for ILQL the expectile `tau` and the `target_rate`. `beta` weighs the values when acting.
@@ -313,7 +313,7 @@ def _other_body(run: ValueRun, tokenizer: Any, model: Any, token: str | bool | N
     if run.trunk in SIZES:
         return new_model(run.trunk, tokenizer, positions, seed=run.seed)
     found = find_policy(run.trunk, token=token)
-    body = AutoModelForCausalLM.from_pretrained(found.folder, dtype="float32")
+    body = load_body(found)
     if AutoTokenizer.from_pretrained(found.folder).get_vocab() != tokenizer.get_vocab():
         raise ValueError(
             f"the trunk {run.trunk} has another tokenizer than the behaviour policy {run.init}; both read the same "
