@@ -121,7 +121,8 @@ def train_values(
         run: The run's settings. `algorithm` is `ilql` or `mc`; `task`, `source`, `revision` name the data; `init` is
             the behaviour policy, a folder or a repository; `trunk` the model whose body the value trunk begins as (of
             a value policy, its value trunk), as `init` or `tiny`, `small` for random weights, and None is `init`.
-            `steps` of the optimiser, or `epochs` over the data, of `batch_size` sequences per process in `accumulation` parts; `lr`, and its `schedule`
+            `steps` of the optimiser, or `epochs` over the data, of `batch_size` sequences per process in
+            `accumulation` parts; `lr`, and its `schedule`
             (`constant`, or `linear` or `cosine` to 0) after `warmup_steps`, below 1 a share of all; `adam_beta2`;
             gradients are cut to `max_grad_norm`. `gamma`, `discount` (per `token` or `turn`), `reward_scale`,
             `cql_weight`; for ILQL the expectile `tau` and the `target_rate`. `beta` weighs the values when acting.
