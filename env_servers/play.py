@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from env_servers.partners import Answer, Query
 from env_servers.policy import Action, Context, Policy
 from env_servers.seeding import episode_seed, policy_seed
 from env_servers.task import Env, EpisodeError, Step
@@ -112,7 +113,10 @@ def play(
                 if len(actions) != len(contexts):
                     raise ValueError(f"policy {policy.name!r} gave {len(actions)} actions for {len(contexts)} contexts")
                 for slot, action in zip(active, actions, strict=True):
-                    slot.step(action, stop)
+                    slot.submit(action)
+                _ask_partners(active)
+                for slot in active:
+                    slot.settle(stop)
                 left = [slot for slot in playing if slot.over]
                 playing = [slot for slot in playing if not slot.over]
                 for slot in left:
@@ -155,6 +159,23 @@ def play_through(
         todo = [failure.start for failure in failures]
 
 
+def _ask_partners(slots: Sequence[_Slot]) -> None:
+    """Ask for all the slots whose action waits for a partner, all that wait for the same one at once."""
+    while waiting := [slot for slot in slots if slot.error is None and isinstance(slot.outcome, Query)]:
+        groups: dict[int, list[_Slot]] = {}
+        for slot in waiting:
+            groups.setdefault(id(slot.env.partner), []).append(slot)
+        for group in groups.values():
+            partner = group[0].env.partner
+            assert partner is not None, "a task that asks has a partner"
+            queries = [slot.outcome for slot in group if isinstance(slot.outcome, Query)]
+            answers = partner.answer(queries)
+            if len(answers) != len(queries):
+                raise ValueError(f"partner {partner.name!r} gave {len(answers)} answers to {len(queries)} queries")
+            for slot, answer in zip(group, answers, strict=True):
+                slot.receive(answer)
+
+
 class _End(NamedTuple):
     terminated: bool
     reason: str
@@ -173,6 +194,8 @@ class _Slot:
     actions: list[Action] = field(default_factory=list)
     legal: list[bool] = field(default_factory=list)
     observation: str = ""
+    action: Action | None = None
+    outcome: Step | Query | None = None
     end: _End | None = None
     error: EpisodeError | None = None
 
@@ -193,13 +216,28 @@ class _Slot:
     def context(self) -> Context:
         return Context(self.env.spec, self.turns, self.observation, self.rng, self.env.info, self.seed)
 
-    def step(self, action: Action, stop: Stop | None) -> None:
-        """Play the action, and note whether the episode is over."""
+    def submit(self, action: Action) -> None:
+        """Play the action as far as it goes without a partner."""
+        self.action = action
+        self._go(lambda: self.env.submit(action.text))
+
+    def receive(self, answer: Answer | EpisodeError) -> None:
+        """Go on with the partner's answer."""
+        self._go(lambda: self.env.receive(answer))
+
+    def _go(self, move: Callable[[], Step | Query]) -> None:
+        self.outcome = None
         try:
-            step: Step = self.env.step(action.text)
+            self.outcome = move()
         except EpisodeError as error:
             self.error = error
+
+    def settle(self, stop: Stop | None) -> None:
+        """Note what the action led to, and whether the episode is over."""
+        if self.error is not None:
             return
+        step, action = self.outcome, self.action
+        assert action is not None and isinstance(step, Step), "partners are asked until every action has its result"
         self.turns.append(Turn(self.observation, action.text.removesuffix("\n"), step.reward))
         self.actions.append(action)
         self.legal.append(step.legal)

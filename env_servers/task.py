@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from env_servers.partners import Answer, Partner, Query
     from env_servers.policy import Policy
     from env_servers.scores import Normalisation
     from env_servers.trajectory import Trajectory
@@ -122,13 +123,24 @@ class Env(ABC):
 
     A subclass has a `spec`, its scripted `policies`, and implements `_reset` and `_step`. Its options are keyword
     arguments of `__init__` with JSON values, so that an episode's row can rebuild it.
+
+    Where a partner speaks for the environment, `_step` may give a query for it in place of a result, and `_receive`
+    takes the answer. `step` asks the partner itself; whoever plays many episodes calls `submit` and `receive`, and
+    asks for all of them at once.
+
+    Attributes:
+        partner: Who answers queries; None where the task has none or it has not been needed yet. A task with a
+            partner finds it in `prepare` and `reset`, unless one was put here before.
     """
 
     spec: ClassVar[TaskSpec]
     policies: ClassVar[Mapping[str, Callable[[], Policy]]] = {}
 
+    partner: Partner | None = None
+
     _playing = False
     _finished = False
+    _waiting = False
 
     def reset(self, seed: int) -> str:
         """Start the episode that `seed` stands for.
@@ -149,7 +161,7 @@ class Env(ABC):
             raise TypeError(f"{self.spec.id}: the seed is {seed!r}; it must be an integer")
         if seed < 0:
             raise ValueError(f"{self.spec.id}: the seed is {seed}; it must not be negative")
-        self._playing, self._finished = True, False
+        self._playing, self._finished, self._waiting = True, False, False
         return self._reset(random.Random(seed))
 
     def step(self, action: str) -> Step:
@@ -163,25 +175,67 @@ class Env(ABC):
             RuntimeError: `reset` was not called, or the episode is over.
             EpisodeError: Something outside the task failed; the episode is over.
         """
+        outcome = self.submit(action)
+        while not isinstance(outcome, Step):
+            assert self.partner is not None, "a task that asks has a partner"
+            outcome = self.receive(self.partner.answer([outcome])[0])
+        return outcome
+
+    def submit(self, action: str) -> Step | Query:
+        """Play one action as far as it goes without a partner. Arguments and errors are as in `step`.
+
+        Returns:
+            The result, or what `partner` has to be asked; its answer goes to `receive`.
+        """
         if not isinstance(action, str):
             raise TypeError(f"{self.spec.id}: the action is {action!r}; it must be a string")
         if not self._playing:
             again = "the episode is over" if self._finished else "there is no episode yet"
             raise RuntimeError(f"{self.spec.id}: {again}; call reset(seed) before step(action)")
+        if self._waiting:
+            raise RuntimeError(f"{self.spec.id}: the partner has not answered yet; give its answer to receive(answer)")
+        return self._keep(lambda: self._step(action.removesuffix("\n")))
+
+    def receive(self, answer: Answer | EpisodeError) -> Step | Query:
+        """Go on with an action that waits for the partner.
+
+        Args:
+            answer: What `partner.answer` gave for the query.
+
+        Returns:
+            The result, or another query.
+
+        Raises:
+            RuntimeError: No action waits.
+            EpisodeError: The partner failed; the episode is over.
+        """
+        if not self._waiting:
+            raise RuntimeError(f"{self.spec.id}: no action waits for an answer; call submit(action) before")
+        if isinstance(answer, EpisodeError):
+            self._playing, self._finished, self._waiting = False, True, False
+            raise answer
+        return self._keep(lambda: self._receive(answer))
+
+    def _keep(self, move: Callable[[], Step | Query]) -> Step | Query:
+        """What a move gives, with the books kept."""
         try:
-            step = self._step(action.removesuffix("\n"))
+            outcome = move()
         except EpisodeError:
-            self._playing, self._finished = False, True
+            self._playing, self._finished, self._waiting = False, True, False
             raise
-        if step.done:
+        self._waiting = not isinstance(outcome, Step)
+        if isinstance(outcome, Step) and outcome.done:
             self._playing, self._finished = False, True
-        return step
+        return outcome
 
     @abstractmethod
     def _reset(self, rng: random.Random) -> str: ...
 
     @abstractmethod
-    def _step(self, action: str) -> Step: ...
+    def _step(self, action: str) -> Step | Query: ...
+
+    def _receive(self, answer: Answer) -> Step | Query:
+        raise NotImplementedError(f"{self.spec.id} asks no partner")
 
     @property
     def info(self) -> dict[str, Any]:

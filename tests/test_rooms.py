@@ -14,7 +14,7 @@ ROOMS = ["env_servers", "dataset_cards", "hub_datasets", "trainers", "eval_harne
 HEAVY = {"torch", "transformers", "datasets", "trl", "accelerate", "evaluate", "huggingface_hub"}
 # Inside a room a module imports only modules before it. Modules not listed are leaves or command lines.
 ORDER = {
-    "env_servers": ["trajectory", "seeding", "scores", "task", "policy", "engines", "tasks", "play", "cli"],
+    "env_servers": ["trajectory", "seeding", "scores", "task", "partners", "policy", "engines", "tasks", "play", "cli"],
     "dataset_cards": ["figures", "render"],
     "trainers": [
         "chat",
