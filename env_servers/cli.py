@@ -11,7 +11,8 @@ import os
 import random
 import sys
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,8 +35,23 @@ ROOMS: Mapping[str, str] = {
 EXTRAS: Mapping[str, str] = {
     "datasets": "data", "huggingface_hub": "data", "pyarrow": "data", "matplotlib": "data", "yaml": "data",
     "torch": "train", "transformers": "train", "trl": "train", "accelerate": "train", "peft": "train",
+    "sentence_transformers": "embed", "openai": "api",
     "evaluate": "eval", "fastapi": "server", "uvicorn": "server", "starlette": "server", "chess": "chess",
 }  # fmt: skip
+
+
+RECORDER = "hub_datasets.recording:Recorder"
+
+# Options that all commands with an environment share.
+Partner = Annotated[
+    str | None,
+    typer.Option(
+        help="Who speaks for the environment in a dialogue task: knowledge (the task's own), replay:DATASET or "
+        "replay:FILE, model:REPOSITORY, openai:MODEL@URL; datasets and repositories also as NAME@REVISION."
+    ),
+]
+PartnerOption = Annotated[list[str] | None, typer.Option(help="Option of the partner, as NAME=VALUE.")]
+Record = Annotated[Path | None, typer.Option(help="File that the partner's answers are added to, for replay:FILE.")]
 
 
 class _Rooms(TyperGroup):
@@ -101,16 +117,29 @@ def play(
     seed: Annotated[int | None, typer.Option(help="Episode; without it, a random one.")] = None,
     policy: Annotated[str | None, typer.Option(help="Let this scripted policy play instead of you.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="Option of the environment, as NAME=VALUE.")] = None,
+    partner: Partner = None,
+    partner_option: PartnerOption = None,
+    record: Record = None,
 ) -> None:
     """Play one episode in the terminal, or watch a scripted policy play it."""
     from env_servers.tasks import make_env, make_policy
 
-    env = make_env(task, parse_options(option))
+    env_kwargs = parse_environment(option, partner, partner_option)
     player = None if policy is None else make_policy(task, policy)
     chosen = random.SystemRandom().randrange(2**31) if seed is None else seed
-    env.prepare()
-    with env.running(), closing(env):
-        _play_one(env, player, chosen)
+    with _recorder(record) as recorder:
+        env = make_env(task, env_kwargs) if recorder is None else recorder.make_env(task, env_kwargs)
+        env.prepare()
+        with env.running(), closing(env):
+            _play_one(env, player, chosen)
+
+
+def _recorder(path: Path | None) -> Any:
+    """A context that gives the recorder of a partner's answers, None where they are not recorded."""
+    if path is None:
+        return nullcontext()
+    module, _, name = RECORDER.partition(":")
+    return getattr(importlib.import_module(module), name)(path)
 
 
 def _play_one(env: Env, player: Policy | None, seed: int) -> None:
@@ -163,6 +192,30 @@ def parse_options(options: list[str] | None) -> dict[str, Any]:
         except json.JSONDecodeError:
             parsed[name] = value
     return parsed
+
+
+def parse_environment(
+    option: list[str] | None, partner: str | None = None, partner_option: list[str] | None = None
+) -> dict[str, Any]:
+    """The options of an environment, its partner's included.
+
+    Args:
+        option: Options of the environment, as in `parse_options`.
+        partner: Who speaks for it; None is what `option` says, or the task's own.
+        partner_option: Options of the partner, as in `parse_options`.
+
+    Raises:
+        ValueError: As in `parse_options`, or something is said twice.
+    """
+    parsed = parse_options(option)
+    given = {
+        name: value
+        for name, value in (("partner", partner), ("partner_options", parse_options(partner_option)))
+        if value
+    }
+    if twice := sorted(parsed.keys() & given.keys()):
+        raise ValueError(f"{twice[0]} is given both by --option and by an option of its own; give it once")
+    return parsed | given
 
 
 def main() -> None:

@@ -7,8 +7,9 @@ all that it may use is in the query. So an answer does not depend on what is ask
 
 from __future__ import annotations
 
-import functools
 import importlib
+import inspect
+import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -69,6 +70,36 @@ class Answer(NamedTuple):
     usage: Mapping[str, int] | None = None
 
 
+class Interaction(NamedTuple):
+    """A question and its answer, with all that the answer may depend on: what is kept of a partner.
+
+    Attributes:
+        task: Task id.
+        secret: What the partner knew (JSON values).
+        history: A hash of the exchanges before it; None where the answer does not depend on them.
+        seed: The partner's seed in that episode; None where the answer does not depend on it.
+        question: What the agent said.
+        prefix: How the answer had to begin, most often empty.
+        answer: What the partner said.
+        understood: Whether it made sense of the question; None if that is not known.
+        partner: Its name.
+        revision: Its revision.
+        times: How often this happened.
+    """
+
+    task: str
+    secret: Mapping[str, Any]
+    history: str | None
+    seed: int | None
+    question: str
+    prefix: str
+    answer: str
+    understood: bool | None
+    partner: str
+    revision: str
+    times: int = 1
+
+
 class Partner(Protocol):
     """Anything that answers queries, one answer for each, in order."""
 
@@ -102,12 +133,14 @@ class AnsweringPartner:
 
 KNOWLEDGE = "knowledge"
 # Kinds of partners besides a task's own, as text: this room must not import the rooms that they need. Each is a
-# function of the task's id, of what follows the colon, and of the options, that gives a partner.
+# function of the task's id and of what follows the colon, with the options as keyword arguments, that gives a partner.
 PARTNERS: Mapping[str, str] = {
-    "replay": "hub_datasets.interactions:replay_partner",
+    "replay": "hub_datasets.replay:replay_partner",
     "model": "trainers.model_partner:model_partner",
     "openai": "env_servers.api_partner:api_partner",
 }
+# Options of every kind that asks another partner where it has no answer itself: that one's name and options.
+FALLBACK, FALLBACK_OPTIONS = "fallback", "fallback_options"
 
 
 def check_partner(task: str, partner: str, options: Mapping[str, Any]) -> None:
@@ -120,9 +153,13 @@ def check_partner(task: str, partner: str, options: Mapping[str, Any]) -> None:
             raise ValueError(f"{task}: partner {KNOWLEDGE!r} takes no options, got {dict(options)}")
     elif kind not in PARTNERS or not argument:
         raise ValueError(
-            f"{task}: partner is {partner!r}; allowed: {KNOWLEDGE}, replay:<dataset[@revision]>, "
+            f"{task}: partner is {partner!r}; allowed: {KNOWLEDGE}, replay:<dataset[@revision] or recorded file>, "
             "model:<repository[@revision]>, openai:<model>@<base URL>"
         )
+    if FALLBACK in options:
+        check_partner(task, options[FALLBACK], options.get(FALLBACK_OPTIONS, {}))
+    elif FALLBACK_OPTIONS in options:
+        raise ValueError(f"{task}: there are {FALLBACK_OPTIONS}, but no {FALLBACK} that they are for; name one")
 
 
 def find_partner(task: str, partner: str, options: Mapping[str, Any], own: Callable[[], Partner]) -> Partner:
@@ -131,7 +168,7 @@ def find_partner(task: str, partner: str, options: Mapping[str, Any], own: Calla
     Args:
         task: Task id.
         partner: `knowledge`, the task's own; or `<kind>:<what>`, see `PARTNERS`.
-        options: Keyword arguments of that kind.
+        options: Keyword arguments of that kind (JSON values). `fallback` and `fallback_options` name another partner.
         own: Gives the task's own.
 
     Raises:
@@ -141,14 +178,29 @@ def find_partner(task: str, partner: str, options: Mapping[str, Any], own: Calla
     check_partner(task, partner, options)
     if partner == KNOWLEDGE:
         return own()
-    return _made(task, partner, tuple(sorted(options.items())))
+    given = dict(options)
+    fallback: Partner | None = None
+    if FALLBACK in given:
+        fallback = find_partner(task, given.pop(FALLBACK), given.pop(FALLBACK_OPTIONS, {}), own)
+    identity = None if fallback is None else (fallback.name, fallback.revision)
+    key = (task, partner, json.dumps(given, sort_keys=True), identity)
+    if key not in _made:
+        _made[key] = _make(task, partner, given if fallback is None else {**given, FALLBACK: fallback})
+    return _made[key]
 
 
-@functools.cache
-def _made(task: str, partner: str, options: tuple[tuple[str, Any], ...]) -> Partner:
+_made: dict[tuple[str, str, str, tuple[str, str] | None], Partner] = {}
+
+
+def _make(task: str, partner: str, options: Mapping[str, Any]) -> Partner:
     kind, _, argument = partner.partition(":")
     module, _, name = PARTNERS[kind].partition(":")
-    made: Partner = getattr(importlib.import_module(module), name)(task, argument, **dict(options))
+    function = getattr(importlib.import_module(module), name)
+    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{task}: partner {kind!r} has no option {option!r}; known: {', '.join(known)}")
+    made: Partner = function(task, argument, **options)
     return made
 
 

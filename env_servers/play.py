@@ -8,6 +8,7 @@ happens in it does not depend on how many slots there are or who plays beside it
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -196,6 +197,7 @@ class _Slot:
     observation: str = ""
     action: Action | None = None
     outcome: Step | Query | None = None
+    usage: Counter[str] = field(default_factory=Counter)
     end: _End | None = None
     error: EpisodeError | None = None
 
@@ -223,6 +225,8 @@ class _Slot:
 
     def receive(self, answer: Answer | EpisodeError) -> None:
         """Go on with the partner's answer."""
+        if isinstance(answer, Answer) and answer.usage:
+            self.usage.update(answer.usage)
         self._go(lambda: self.env.receive(answer))
 
     def _go(self, move: Callable[[], Step | Query]) -> None:
@@ -253,6 +257,8 @@ class _Slot:
         spec, start, info = self.env.spec, self.start, self.env.info
         if any(action.info is not None for action in self.actions):
             info = {**info, "policy": [action.info for action in self.actions]}
+        if self.usage:
+            info = {**info, "answer_usage": dict(sorted(self.usage.items()))}
         trajectory = Trajectory(
             task=self.task,
             task_version=spec.version,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from env_servers.cli import Partner, PartnerOption, Record
+
 eval_app = typer.Typer(add_completion=False)
 report_app = typer.Typer(add_completion=False)
 
@@ -41,6 +43,9 @@ def evaluate(
         str | None, typer.Option(help="Dataset that gives the episodes (configuration `tasks`), such as lmrl/maze@v1.")
     ] = None,
     option: Annotated[list[str] | None, typer.Option(help="Option of the environment, as NAME=VALUE.")] = None,
+    partner: Partner = None,
+    partner_option: PartnerOption = None,
+    record: Record = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew; an old log is moved aside.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Write report.html into the folder.")] = False,
     push_results: Annotated[bool, typer.Option("--push-results", help="Put the scores beside the model.")] = False,
@@ -52,15 +57,15 @@ def evaluate(
     """Measure a model on a task. Stopped at any moment, the same command goes on where it was."""
     from rich.console import Console
 
-    from env_servers.cli import parse_options
-    from eval_harness.report import to_table, write_html
+    from env_servers.cli import parse_environment
+    from eval_harness.report import to_partner_table, to_table, write_html
     from eval_harness.run import default_folder, run
 
     target = _results_target(model, results_repo) if push_results else None
     betas = _parse_betas(beta)
     if target is not None and len(betas) > 1:
         raise ValueError("--push-results takes the scores of one --beta; sweep first, then push the one you choose")
-    base = output or default_folder(task, model, seed)
+    base, env_kwargs = output or default_folder(task, model, seed), parse_environment(option, partner, partner_option)
     results = [
         run(
             task,
@@ -68,7 +73,7 @@ def evaluate(
             episodes=episodes,
             split=split,
             starts_from=starts_from,
-            env_kwargs=parse_options(option),
+            env_kwargs=env_kwargs,
             seed=seed,
             batch=batch,
             temperature=temperature,
@@ -80,6 +85,7 @@ def evaluate(
             rendering=rendering,
             dtype=dtype,
             device=device,
+            record=record,
             output=base if len(betas) == 1 else base / f"beta-{value:g}",
             overwrite=overwrite,
         )
@@ -87,6 +93,8 @@ def evaluate(
     ]
     scored = [result.scored for result in results]
     Console().print(to_table(scored))
+    if (partners := to_partner_table(scored)) is not None:
+        Console().print(partners)
     for result in results:
         typer.echo(f"log: {result.folder}")
     if report:
@@ -135,11 +143,13 @@ def report(
     """Score logs again, without their models, and set them side by side."""
     from rich.console import Console
 
-    from eval_harness.report import to_json, to_markdown, to_table, write_html
+    from eval_harness.report import to_json, to_markdown, to_partner_table, to_table, write_html
     from eval_harness.score import score
 
     scored = [score(folder, replay=replay) for folder in dict.fromkeys(runs)]
     Console().print(to_table(scored))
+    if (partners := to_partner_table(scored)) is not None:
+        Console().print(partners)
     for path, render in ((json, to_json), (markdown, to_markdown)):
         if path is not None:
             path.write_text(render(scored), encoding="utf-8")

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from env_servers.partners import KNOWLEDGE
 from env_servers.play import Failure, Played, Start
 from env_servers.trajectory import Trajectory
 from hub_datasets.journal import encode_line, open_to_append, read_lines
@@ -76,8 +77,9 @@ class Header:
         batch: Most episodes at the same time.
         starts: SHA-256 of all starts.
         starts_from: Dataset that the starts come from, with its commit; None where the task itself gives them.
-        versions: Of lmrl, python and, for a language model, torch and transformers.
+        versions: Of lmrl, python and, where language models take part, of the packages that run or ask them.
         created: When the run began, ISO 8601, UTC.
+        partner: Name and revision of who speaks for the environment; None in a task without partner.
     """
 
     task: str
@@ -92,6 +94,7 @@ class Header:
     starts_from: Mapping[str, Any] | None
     versions: Mapping[str, str]
     created: str
+    partner: Mapping[str, str] | None = None
 
 
 class Conflict(NamedTuple):
@@ -109,10 +112,10 @@ def conflicts(old: Header, new: Header) -> list[Conflict]:
     """The settings that keep a log from being continued, in the header's order.
 
     When a run began does not matter, nor do the versions of the libraries, which change no more than the last
-    digits; ours does. The batch matters only to a language model, whose arithmetic depends on it.
+    digits; ours does. The batch matters only to language models, whose arithmetic depends on it.
     """
-    ignored = {"created", "versions.python", "versions.torch", "versions.transformers"}
-    if new.model.get("kind") == "scripted":
+    ignored = {"created", *(f"versions.{name}" for name in ("python", "torch", "transformers", "openai"))}
+    if new.model.get("kind") == "scripted" and new.env_kwargs.get("partner", KNOWLEDGE) == KNOWLEDGE:
         ignored.add("batch")
     before, after = _flat(asdict(old)), _flat(asdict(new))
     names = [*before, *(name for name in after if name not in before)]
@@ -285,6 +288,7 @@ def read_header(folder: Path) -> Header:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+    record = {"partner": None, **record}  # earlier logs had no partners
     names = [field.name for field in fields(Header)]
     if record.get("format") != FORMAT:
         raise ValueError(f"{path} has format {record.get('format')!r}; this version of lmrl reads format {FORMAT}")

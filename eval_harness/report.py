@@ -29,6 +29,7 @@ from eval_harness.plots import MeanReturn, Returns, histogram_figure, mean_figur
 from eval_harness.score import ScoredRun, to_record
 
 SCALE_TITLES = {"lmrl": "Score", "paper": "Score (paper)"}
+HASH_SHOWN = 12  # digits of a hash in a partner's revision in the terminal; the other forms have all
 CHUNK = 50  # episodes that the page parses at once
 NONE = "\N{EN DASH}"
 NOTE = (
@@ -116,6 +117,7 @@ def settings(run: ScoredRun) -> dict[str, str]:
     header, model = run.header, run.header.model
     told: dict[str, Any] = {
         "task": f"{header.task}, version {header.task_version}",
+        **_partner_settings(run),
         "options of the task": json.dumps(header.env_kwargs) if header.env_kwargs else None,
         "model": model["name"],
         "revision": model.get("revision"),
@@ -133,6 +135,24 @@ def settings(run: ScoredRun) -> dict[str, str]:
         "folder": str(run.folder),
     }
     return {name.replace("_", " "): str(value) for name, value in told.items() if value is not None}
+
+
+def _partner_settings(run: ScoredRun) -> dict[str, str]:
+    """Who spoke for the environment, how often it did not understand, where its answers came from, what they cost."""
+    partner = run.partner
+    if partner is None:
+        return {}
+    rates = {name: f"{100 * rate:.1f} %" for name, rate in partner.rates.items()}
+    told = {
+        "partner": partner.name,
+        "partner revision": partner.revision,
+        "not understood": f"{rates['not_understood']} of {partner.answers:,} answers",
+        "answers from": ", ".join(f"{name} {rates[name]}" for name in partner.sources),
+        "partner's tokens": ", ".join(
+            f"{count:,} {kind.removesuffix('_tokens')}" for kind, count in partner.usage.items()
+        ),
+    }
+    return {name: text for name, text in told.items() if text}
 
 
 # Terminal, JSON, Markdown ------------------------------------------------------------------------------------------
@@ -154,6 +174,24 @@ def to_table(runs: Sequence[ScoredRun]) -> Table:
             _, mean, success, *others = cells(run, scales)
             texts = [f"{mean.value}\n{mean.below}".rstrip("\n"), success.value, *(cell.value for cell in others)]
             table.add_row(Text(label + (f"\n{_episodes(run)}" if counts else "")), *(Text(text) for text in texts))
+    return table
+
+
+def to_partner_table(runs: Sequence[ScoredRun]) -> Table | None:
+    """Who spoke for the environment in each run, how often it did not understand, where its answers came from and what
+    they cost, for the terminal; None where no run has a partner."""
+    if not any(run.partner for run in runs):
+        return None
+    table = Table(header_style="bold", pad_edge=False, box=None, padding=(0, 2, 0, 0))
+    for title in ("Model", "Partner"):
+        table.add_column(title, overflow="fold")
+    for task, group in by_task(runs).items():
+        for run, label in zip(group, labels(group), strict=True):
+            if told := _partner_settings(run):
+                name, revision, *others = told.items()
+                short = re.sub(r"[0-9a-f]{32,}", lambda found: found[0][:HASH_SHOWN], revision[1])
+                lines = [name[1], f"revision: {short}", *(f"{key}: {text}" for key, text in others)]
+                table.add_row(Text(f"{task}\n{label}"), Text("\n".join(lines)))
     return table
 
 

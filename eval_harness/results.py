@@ -24,6 +24,7 @@ START, END = "<!-- lmrl-results -->", "<!-- /lmrl-results -->"
 # What a reader of the card needs; the rest (folder, hash of the starts) stays in the log.
 CARD_SETTINGS = (
     "revision", "dtype", "rendering", "temperature", "top k", "top p", "max new tokens",
+    "partner", "partner revision", "not understood", "answers from",
     "options of the task", "split", "seed", "starts from", "versions", "began",
 )  # fmt: skip
 
@@ -40,6 +41,8 @@ def result_entry(run: ScoredRun, source_url: str | None = None) -> EvalResultEnt
     told = [f"{title.lower()} {cell.value} {cell.below}".strip() for title, cell in zip(titles, numbers, strict=True)]
     sampling = [f"{name} {value}" for name, value in (header.model.get("sampling") or {}).items()]
     revision = [f"model revision {header.model['revision']}"] if header.model.get("revision") else []
+    if header.partner is not None:
+        revision.append(f"partner {header.partner['name']}, revision {header.partner['revision']}")
     return EvalResultEntry(
         dataset_id=source["source"] if source.get("revision") else f"{ORGANISATION}/{header.task}",
         task_id=header.task,

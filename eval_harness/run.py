@@ -11,8 +11,8 @@ import datetime
 import itertools
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from env_servers.play import Failure, Played, Start, episode_starts, play
 from env_servers.policy import Policy
+from env_servers.task import Env
 from env_servers.tasks import load_task, make_env
 from eval_harness.log import RESULTS, Header, RunLog, hash_starts, write_json
 from eval_harness.models import SCRIPTED, Decoding, load, parse_model
@@ -55,6 +56,7 @@ def run(
     dtype: str = "auto",
     device: str = "auto",
     output: str | Path | None = None,
+    record: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
     token: str | bool | None = None,
@@ -82,6 +84,7 @@ def run(
         device: `auto`, `cpu`, `cuda`, ...
         output: Folder of the log; None is `runs/<task>/<model>-seed<seed>`. With a log of the same run in it, the
             run is continued.
+        record: File that the partner's answers are added to, each as soon as it is given; see `hub_datasets.replay`.
         overwrite: Move a log that is there aside, and begin anew.
         progress: Show a progress bar.
         token: As in `huggingface_hub`.
@@ -107,6 +110,7 @@ def run(
         seed=seed,
         batch=batch,
         output=output,
+        record=record,
         overwrite=overwrite,
         progress=progress,
         token=token,
@@ -125,6 +129,7 @@ def evaluate_policy(
     seed: int = 0,
     batch: int = 32,
     output: str | Path | None = None,
+    record: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
     token: str | bool | None = None,
@@ -139,30 +144,61 @@ def evaluate_policy(
     spec = load_task(task).spec
     _check_counts(episodes, batch)
     starts, source = _starts(task, split, episodes, starts_from, env_kwargs, token)
-    with closing(make_env(task, starts[0].env_kwargs)) as env:  # what is wrong or missing is told before a log begins
-        env.prepare()
     identity = dict(identity or {"kind": "policy", "name": policy.name, "revision": None})
-    header = Header(
-        task=task,
-        task_version=spec.version,
-        env_kwargs=dict(env_kwargs or {}),
-        model=identity,
-        split=split,
-        episodes=len(starts),
-        seed=seed,
-        batch=batch,
-        starts=hash_starts(task, spec.version, starts),
-        starts_from=source,
-        versions=_versions(identity),
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    )
     folder = Path(output) if output is not None else default_folder(task, str(identity["name"]), seed)
+    with _recorder(record) as recorder:  # what is wrong or missing is told before a log begins
+        env_maker = make_env if recorder is None else recorder.make_env
+        with closing(env_maker(task, starts[0].env_kwargs)) as env:
+            env.prepare()
+            partner = None if env.partner is None else {"name": env.partner.name, "revision": env.partner.revision}
+        header = Header(
+            task=task,
+            task_version=spec.version,
+            env_kwargs=dict(env_kwargs or {}),
+            model=identity,
+            split=split,
+            episodes=len(starts),
+            seed=seed,
+            batch=batch,
+            starts=hash_starts(task, spec.version, starts),
+            starts_from=source,
+            versions=_versions(identity, partner),
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            partner=partner,
+        )
+        scored = _run_into(folder, header, policy, starts, env_maker, overwrite=overwrite, progress=progress)
+    return RunResult(folder, scored)
+
+
+EnvMaker = Callable[[str, Mapping[str, Any]], Env]
+
+
+def _recorder(path: str | Path | None) -> Any:
+    """A context that gives the recorder of a partner's answers, None where they are not recorded."""
+    if path is None:
+        return nullcontext()
+    from hub_datasets.recording import Recorder
+
+    return Recorder(Path(path))
+
+
+def _run_into(
+    folder: Path,
+    header: Header,
+    policy: Policy,
+    starts: Sequence[Start],
+    env_maker: EnvMaker,
+    *,
+    overwrite: bool,
+    progress: bool,
+) -> ScoredRun:
+    """Play the episodes that the folder's log lacks, and score it."""
     console = Console(stderr=True, markup=False, highlight=False)
     with RunLog(folder, header, overwrite=overwrite) as log:
         _tell(console, log)
         pending = [start for start in starts if (start.split, start.index) not in log.done]
         try:
-            failures = _play_into(log, task, policy, pending, seed, batch, console if progress else None)
+            failures = _play_into(log, header, policy, pending, env_maker, console if progress else None)
         except KeyboardInterrupt:
             console.print(
                 f"Stopped: {len(log.done)} of {len(starts)} episodes are in {folder}; the same command goes on there.",
@@ -180,7 +216,7 @@ def evaluate_policy(
             log.complete()
         scored = score(folder)
         write_json(folder / RESULTS, to_record(scored))
-    return RunResult(folder, scored)
+    return scored
 
 
 def default_folder(task: str, model: str, seed: int) -> Path:
@@ -190,7 +226,12 @@ def default_folder(task: str, model: str, seed: int) -> Path:
 
 
 def _play_into(
-    log: RunLog, task: str, policy: Policy, starts: Sequence[Start], seed: int, batch: int, console: Console | None
+    log: RunLog,
+    header: Header,
+    policy: Policy,
+    starts: Sequence[Start],
+    env_maker: EnvMaker,
+    console: Console | None,
 ) -> list[Failure]:
     """Play and log; the episodes that something outside the task kept from being finished."""
     failures: list[Failure] = []
@@ -199,7 +240,9 @@ def _play_into(
         log.fail(failure)
         failures.append(failure)
 
-    episodes = play(task, policy, starts, slots=batch, run_seed=seed, on_failure=note)
+    episodes = play(
+        header.task, policy, starts, slots=header.batch, run_seed=header.seed, on_failure=note, env_maker=env_maker
+    )
     for played in _shown(episodes, log, console):
         log.append(played)
     return failures
@@ -255,11 +298,12 @@ def _starts(
     return starts, {"source": source.path, "revision": source.revision}
 
 
-def _versions(identity: Mapping[str, Any]) -> dict[str, str]:
-    versions = {"lmrl": version("lmrl"), "python": platform.python_version()}
-    if identity.get("kind") != SCRIPTED:
-        versions |= {name: version(name) for name in ("torch", "transformers")}
-    return versions
+def _versions(identity: Mapping[str, Any], partner: Mapping[str, str] | None) -> dict[str, str]:
+    kind = "" if partner is None else partner["name"].partition(":")[0]
+    names = ["torch", "transformers"] if identity.get("kind") != SCRIPTED or kind == "model" else []
+    names += ["openai"] if kind == "openai" else []
+    own = {"lmrl": version("lmrl"), "python": platform.python_version()}
+    return own | {name: version(name) for name in names}
 
 
 def _tell(console: Console, log: RunLog) -> None:

@@ -21,6 +21,36 @@ from hub_datasets.manifest import as_json
 
 
 @dataclass(frozen=True)
+class PartnerUse:
+    """Who spoke for the environment in a run, and how well it could.
+
+    Attributes:
+        name: Of the partner.
+        revision: Of the partner.
+        answers: How many of the agent's actions it answered.
+        not_understood: How many of them it could not make sense of.
+        sources: How many of its answers came from where (`exact`, `fallback`, ...), if it has several sources.
+        usage: Tokens that it cost, by kind.
+    """
+
+    name: str
+    revision: str
+    answers: int
+    not_understood: int
+    sources: Mapping[str, int]
+    usage: Mapping[str, int]
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Shares of the answers: `not_understood`, and of each source."""
+        known = self.sources.values()
+        return {
+            "not_understood": self.not_understood / max(1, self.answers),
+            **{source: count / sum(known) for source, count in self.sources.items()},
+        }
+
+
+@dataclass(frozen=True)
 class ScoredRun:
     """The numbers of one run.
 
@@ -32,6 +62,7 @@ class ScoredRun:
         end_reasons: How many episodes ended for which reason, the most frequent first.
         cut_actions: How many actions the token budget cut short.
         failed: How many episodes something outside the task kept from being finished. They are in no other number.
+        partner: Who spoke for the environment; None in a task without partner.
     """
 
     folder: Path
@@ -41,6 +72,7 @@ class ScoredRun:
     end_reasons: Mapping[str, int]
     cut_actions: int
     failed: int = 0
+    partner: PartnerUse | None = None
 
     @property
     def complete(self) -> bool:
@@ -62,7 +94,7 @@ def score(folder: str | Path, *, replay: bool = False) -> ScoredRun:
     folder = Path(folder)
     header = read_header(folder)
     scores, seen = list[EpisodeScore](), set[str]()
-    ends, cut = Counter[str](), 0
+    ends, cut, partner = Counter[str](), 0, _PartnerCount()
     for trajectory, actions in read_episodes(folder):
         if trajectory.episode_id in seen:
             raise ValueError(f"{folder}: episode {trajectory.episode_id} is in the log twice")
@@ -73,6 +105,7 @@ def score(folder: str | Path, *, replay: bool = False) -> ScoredRun:
             EpisodeScore(trajectory.episode_return, trajectory.success, trajectory.num_turns, trajectory.num_invalid)
         )
         ends[trajectory.end_reason] += 1
+        partner.add(trajectory)
         cut += sum(action.finish_reason == "length" for action in actions)
     if not scores:
         raise ValueError(
@@ -81,7 +114,31 @@ def score(folder: str | Path, *, replay: bool = False) -> ScoredRun:
         )
     summary = summarize(scores)
     normalized = normalize_all(summary.mean_return, load_task(header.task).spec.normalisations)
-    return ScoredRun(folder, header, summary, normalized, dict(ends.most_common()), cut, len(read_failures(folder)))
+    failed, used = len(read_failures(folder)), None
+    if header.partner is not None:
+        used = partner.use(header.partner["name"], header.partner["revision"])
+    return ScoredRun(folder, header, summary, normalized, dict(ends.most_common()), cut, failed, used)
+
+
+class _PartnerCount:
+    """What the episodes tell of their partner, added up."""
+
+    def __init__(self) -> None:
+        self._answers = self._not_understood = 0
+        self._sources, self._usage = Counter[str](), Counter[str]()
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Actions that the task itself refused were not put to the partner."""
+        info = trajectory.info
+        self._answers += trajectory.num_turns - trajectory.num_invalid
+        self._not_understood += info.get("not_understood", 0)
+        self._sources.update(info.get("answer_sources", {}))
+        self._usage.update(info.get("answer_usage", {}))
+
+    def use(self, name: str, revision: str) -> PartnerUse:
+        """The sums, of the partner with this name."""
+        sources, usage = dict(self._sources.most_common()), dict(sorted(self._usage.items()))
+        return PartnerUse(name, revision, self._answers, self._not_understood, sources, usage)
 
 
 def normalize_all(mean_return: float, scales: Mapping[str, Normalisation]) -> dict[str, float]:
@@ -99,6 +156,7 @@ def to_record(run: ScoredRun) -> dict[str, Any]:
         "end_reasons": dict(run.end_reasons),
         "cut_actions": run.cut_actions,
         "failed": run.failed,
+        "partner": None if run.partner is None else {**asdict(run.partner), "rates": run.partner.rates},
         "header": asdict(run.header),
     }
 

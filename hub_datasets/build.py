@@ -266,8 +266,8 @@ def _manifest(plan: Plan, folder: Path, work: Path) -> Manifest:
             for name in load_task(plan.task).policies
         },
         "dataset_info": [
-            _info(plan.config, EPISODE_FEATURES, {split: splits[split]["files"] for split in splits}),
-            _info(STARTS, START_FEATURES, {"test": [start_file]}),
+            dataset_info(plan.config, EPISODE_FEATURES, {split: splits[split]["files"] for split in splits}),
+            dataset_info(STARTS, START_FEATURES, {"test": [start_file]}),
         ],
     }
     manifest["fingerprint"] = fingerprint(files_of(manifest))
@@ -280,7 +280,7 @@ def reference_score(task: str, policy: str, episodes: int, env_kwargs: Mapping[s
     return summarize(played.trajectory for played in play_through(task, make_policy(task, policy), starts))
 
 
-def _info(config: str, features: Features, files: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, Any]:
+def dataset_info(config: str, features: Features, files: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, Any]:
     """One entry of the card's `dataset_info`, as datasets itself writes it."""
     splits = SplitDict()
     for split, parts in files.items():

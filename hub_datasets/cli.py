@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from env_servers.cli import Partner, PartnerOption
+
 app = typer.Typer(
     no_args_is_help=True, help="Build, publish, load and verify datasets.", epilog="Example: lmrl data build maze"
 )
@@ -27,13 +29,15 @@ def build(
     validation: Annotated[int | None, typer.Option(help="Number of validation episodes.")] = None,
     config: Annotated[str, typer.Option(help="Name of the configuration; a folder can hold several.")] = "episodes",
     option: Option = None,
+    partner: Partner = None,
+    partner_option: PartnerOption = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes; one per core by default.")] = None,
     shard: Annotated[str | None, typer.Option(help="Build part i of n (I/N) here; see `lmrl data join`.")] = None,
     shard_episodes: Annotated[int | None, typer.Option(help="Episodes in one Parquet file.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace this configuration, built from another plan.")] = False,
 ) -> None:
     """Play the episodes and write Parquet, statistics and the card. An interrupted build goes on where it stopped."""
-    from env_servers.cli import parse_options
+    from env_servers.cli import parse_environment
     from hub_datasets.build import build as run
     from hub_datasets.build import build_part
     from hub_datasets.generators import load_generator
@@ -49,7 +53,7 @@ def build(
         config=config,
         policy=policy,
         episodes=counts,
-        env_kwargs=parse_options(option),
+        env_kwargs=parse_environment(option, partner, partner_option),
         shard_episodes=shard_episodes,
     )
     if part is not None:
@@ -104,6 +108,33 @@ def print_statistics(manifest: Any) -> None:
     Console().print(table)
     if manifest["difference"]:
         Console().print(manifest["difference"])
+
+
+@app.command(
+    epilog="Example: lmrl data interactions asked.jsonl --output data/twenty_questions, then "
+    "lmrl eval --partner replay:data/twenty_questions"
+)
+def interactions(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="What --record wrote, folders of runs, or datasets, whose interactions or else episodes are taken."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="Folder of a dataset, or a new one.")],
+    config: Annotated[str | None, typer.Option(help="Configuration to take from datasets.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace other interactions that are there.")] = False,
+) -> None:
+    """Make a dataset's configuration `interactions`: what a partner was asked and answered, to replay and publish."""
+    from hub_datasets.interactions import build_interactions
+
+    manifest = build_interactions(sources, output, config=config, overwrite=overwrite)
+    for one in manifest["partners"]:
+        typer.echo(
+            f"{one['partner']}@{one['revision']}: {one['recorded']:,} answers as {one['interactions']:,} rows, "
+            f"{one['questions']:,} questions about {one['secrets']:,} secrets"
+        )
+    typer.echo(f"built {output} (play with it: --partner replay:{output})")
 
 
 @app.command(epilog="Example: lmrl data publish data/maze --to lmrl/maze --tag v1.0")
@@ -162,7 +193,10 @@ def verify(
         found = run(source, revision=revision, advance=lambda done, total: bar.update(row, completed=done, total=total))
     if found.problem is not None:
         raise ValueError(f"{found.source} is not right: {found.problem}")
-    typer.echo(f"{found.source}: {found.episodes:,} episodes replay exactly, {found.starts:,} test starts are right")
+    more = f", {found.interactions:,} recorded answers are whole" if found.interactions else ""
+    typer.echo(
+        f"{found.source}: {found.episodes:,} episodes replay exactly, {found.starts:,} test starts are right{more}"
+    )
 
 
 @app.command(epilog="Example: lmrl data card data/maze --to me/maze")

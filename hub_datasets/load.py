@@ -23,7 +23,7 @@ from hub_datasets.hub import HUB_ERRORS, explain
 from hub_datasets.rows import from_row, from_start_row
 
 ORGANISATION = "lmrl"
-EPISODES, STARTS = "episodes", "tasks"
+EPISODES, STARTS, INTERACTIONS = "episodes", "tasks", "interactions"
 
 
 class Source(NamedTuple):

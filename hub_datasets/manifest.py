@@ -16,6 +16,10 @@ them, and publishing and verifying compare against their hashes. Keys:
     fingerprint       SHA-256 over the names and hashes of all files
 
 A file is {path, rows, bytes, sha256, num_bytes}, `num_bytes` being its size in memory.
+
+The configuration `interactions` holds what a partner answered instead of episodes. Its manifest has `kind`,
+`partners` (name, revision, and the numbers of interactions, recordings, secrets and questions), and of the keys above
+format, config, task, task_version, lmrl_version, splits (files alone), dataset_info and fingerprint.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from env_servers.scores import Summary
+from hub_datasets.load import STARTS
 
 FORMAT = 1
 NAME = "stats.json"
@@ -59,14 +64,31 @@ def check_format(manifest: Manifest, where: str) -> Manifest:
     return manifest
 
 
+def has_episodes(manifest: Manifest) -> bool:
+    """Whether it describes episodes; else a partner's interactions."""
+    return "kind" not in manifest
+
+
 def sort_manifests(manifests: list[Manifest]) -> list[Manifest]:
-    """`episodes` first, then by name; the first one is the default configuration."""
-    return sorted(manifests, key=lambda manifest: (manifest["config"] != "episodes", manifest["config"]))
+    """`episodes` first, then by name, interactions last; the first one is the default configuration."""
+    return sorted(manifests, key=lambda m: (not has_episodes(m), m["config"] != "episodes", m["config"]))
 
 
 def files_of(manifest: Manifest) -> list[Mapping[str, Any]]:
     """All files of a manifest, the `tasks` configuration's included."""
-    return [*(f for split in manifest["splits"].values() for f in split["files"]), *manifest["starts"]["files"]]
+    starts = manifest["starts"]["files"] if has_episodes(manifest) else []
+    return [*(file for split in manifest["splits"].values() for file in split["files"]), *starts]
+
+
+def rows_of(manifest: Manifest) -> dict[tuple[str, str], int]:
+    """How many rows each configuration and split has, `tasks` included."""
+    counts = {
+        (manifest["config"], split): sum(file["rows"] for file in part["files"])
+        for split, part in manifest["splits"].items()
+    }
+    if has_episodes(manifest):
+        counts[STARTS, "test"] = manifest["starts"]["episodes"]
+    return counts
 
 
 def fingerprint(files: list[Mapping[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from env_servers.tasks import load_task, make_env, make_policy
 from hub_datasets.generators import load_generator
-from hub_datasets.load import EPISODES, STARTS
+from hub_datasets.load import EPISODES, INTERACTIONS, STARTS
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,10 @@ def make_plan(
             raise ValueError(f"{name} is {count}; at least 1 episode is needed")
     if unknown_splits := set(counts) - {"train", "validation"}:
         raise ValueError(f"unknown splits {sorted(unknown_splits)}; a build has train and validation")
-    if config == STARTS or not config.replace("_", "").replace("-", "").isalnum():
+    if config in (STARTS, INTERACTIONS) or not config.replace("_", "").replace("-", "").isalnum():
         raise ValueError(
-            f"config is {config!r}; allowed are letters, digits, - and _, and not {STARTS!r} (the test starts)"
+            f"config is {config!r}; allowed are letters, digits, - and _, and not {STARTS!r} (the test starts) or "
+            f"{INTERACTIONS!r} (a partner's answers)"
         )
     return Plan(task, spec.version, config, policy, counts, dict(env_kwargs or {}), size)
 

@@ -21,7 +21,17 @@ from huggingface_hub.hf_api import RepoFile
 from dataset_cards.render import edited_by_hand, render_card
 from hub_datasets.hub import HUB_ERRORS, Published, explain, status_of, with_retries
 from hub_datasets.load import STARTS
-from hub_datasets.manifest import NAME, Manifest, check_format, file_sha256, files_of, read_manifests, sort_manifests
+from hub_datasets.manifest import (
+    NAME,
+    Manifest,
+    check_format,
+    file_sha256,
+    files_of,
+    has_episodes,
+    read_manifests,
+    rows_of,
+    sort_manifests,
+)
 
 
 def publish(
@@ -134,7 +144,7 @@ def _commit(
             raise _tag_taken(repo_id, tag, tagged)
         _refuse_to_overwrite(repo_id, remote, manifests, present, old_card)
     operations: list[CommitOperationAdd | CommitOperationDelete] = []
-    ours = {m["config"] for m in manifests} | {STARTS}
+    ours = {m["config"] for m in manifests} | ({STARTS} if any(has_episodes(m) for m in manifests) else set())
     uploads = [path for name in sorted(ours) for path in sorted((folder / name).iterdir()) if path.is_file()]
     names = {str(path.relative_to(folder)) for path in uploads}
     operations += [CommitOperationAdd(str(path.relative_to(folder)), path) for path in uploads]
@@ -145,7 +155,7 @@ def _commit(
     commit: CommitInfo = api.create_commit(
         repo_id,
         operations,
-        commit_message=f"{manifests[0]['task']} {configs}: {manifests[0]['summary']['episodes']} episodes",
+        commit_message=f"{manifests[0]['task']} {configs}: {_size(manifests[0])}",
         repo_type="dataset",
         parent_commit=head,
         create_pr=create_pr,
@@ -162,11 +172,11 @@ def _refuse_to_overwrite(
         if old is not None and old["fingerprint"] != manifest["fingerprint"]:
             facts = ("task", "task_version", "policy", "env_kwargs", "lmrl_version")
             changes = [
-                f"{key}: {old.get(key)!r} there, {manifest[key]!r} here"
+                f"{key}: {old.get(key)!r} there, {manifest.get(key)!r} here"
                 for key in facts
-                if old.get(key) != manifest[key]
+                if old.get(key) != manifest.get(key)
             ]
-            counts = [f"{m['summary']['episodes']:,} episodes" for m in (old, manifest)]
+            counts = [_size(m) for m in (old, manifest)]
             changes = changes or [f"{counts[0]} there, {counts[1]} here"]
             raise FileExistsError(
                 f"{repo_id} already has another dataset {manifest['config']!r} ({'; '.join(changes)}); {way_out}"
@@ -179,6 +189,13 @@ def _refuse_to_overwrite(
             f"the card of {repo_id} was written or edited by hand and would be lost; move the words into "
             f"dataset_cards/{manifests[0]['task']}.md, or pass --force to replace the card"
         )
+
+
+def _size(manifest: Manifest) -> str:
+    """How much a configuration holds, as words."""
+    if has_episodes(manifest):
+        return f"{manifest['summary']['episodes']:,} episodes"
+    return f"{sum(rows_of(manifest).values()):,} interactions"
 
 
 def _download(api: HfApi, repo_id: str, revision: str, path: str, scratch: str) -> str:
@@ -226,9 +243,7 @@ def check_published(api: HfApi, published: Published, manifests: list[Manifest])
                 f"{published.repo_id}@{published.revision[:8]} does not hold what was committed: {', '.join(wrong)}; "
                 "publish again with --force"
             )
-        counts = {(manifest["config"], split): part["episodes"] for split, part in manifest["splits"].items()}
-        counts[STARTS, "test"] = manifest["starts"]["episodes"]
-        for (config, split), rows in counts.items():
+        for (config, split), rows in rows_of(manifest).items():
             dataset: Any = load_dataset(
                 published.repo_id, config, split=split, revision=published.revision, token=api.token
             )

@@ -13,6 +13,7 @@ from typing import Any
 
 from datasets import Features, Json, List, Value
 
+from env_servers.partners import Interaction
 from env_servers.play import Start
 from env_servers.trajectory import Trajectory, Turn
 
@@ -46,6 +47,21 @@ START_FEATURES = Features(
         "index": Value("int64"),
         "seed": Value("int64"),
         "env_kwargs": Json(),
+    }
+)
+INTERACTION_FEATURES = Features(
+    {
+        "task": Value("string"),
+        "secret": Json(),
+        "history": Value("string"),
+        "seed": Value("int64"),
+        "question": Value("string"),
+        "prefix": Value("string"),
+        "answer": Value("string"),
+        "understood": Value("bool"),
+        "partner": Value("string"),
+        "revision": Value("string"),
+        "times": Value("int64"),
     }
 )
 
@@ -150,3 +166,19 @@ def to_start_row(task: str, task_version: str, start: Start) -> dict[str, Any]:
 def from_start_row(row: Mapping[str, Any]) -> Start:
     """The inverse of `to_start_row`."""
     return Start(row["split"], row["index"], row["seed"], row["env_kwargs"] or {})
+
+
+def to_interaction_row(interaction: Interaction) -> dict[str, Any]:
+    """What was asked of a partner as one row with the columns of `INTERACTION_FEATURES`."""
+    return {**interaction._asdict(), "secret": dict(interaction.secret)}
+
+
+def from_interaction_row(row: Mapping[str, Any]) -> Interaction:
+    """The inverse of `to_interaction_row`.
+
+    Raises:
+        ValueError: A column is missing.
+    """
+    if missing := [column for column in INTERACTION_FEATURES if column not in row]:
+        raise ValueError(f"an interaction lacks {', '.join(missing)}; it has {', '.join(INTERACTION_FEATURES)}")
+    return Interaction(**{column: row[column] for column in INTERACTION_FEATURES})

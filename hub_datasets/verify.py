@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +13,19 @@ from env_servers.seeding import episode_seed
 from env_servers.tasks import load_task
 from hub_datasets.generators import load_generator
 from hub_datasets.hub import HUB_ERRORS, explain
-from hub_datasets.load import STARTS, Source, load_split, resolve
+from hub_datasets.load import INTERACTIONS, STARTS, Source, load_split, resolve
 from hub_datasets.manifest import file_sha256, files_of, read_manifests
-from hub_datasets.rows import EPISODE_FEATURES, START_FEATURES, from_row, from_start_row
+from hub_datasets.recording import secret_key
+from hub_datasets.rows import (
+    EPISODE_FEATURES,
+    INTERACTION_FEATURES,
+    START_FEATURES,
+    from_interaction_row,
+    from_row,
+    from_start_row,
+)
+
+Check = Callable[[dict[str, Any]], tuple[Any, str | None]]  # of a row: its key, and what is wrong with it
 
 
 class Verified(NamedTuple):
@@ -26,12 +36,14 @@ class Verified(NamedTuple):
         episodes: Number of episodes checked.
         starts: Number of test starts checked.
         problem: The first difference, None where there is none.
+        interactions: Number of a partner's recorded answers checked.
     """
 
     source: Source
     episodes: int
     starts: int
     problem: str | None
+    interactions: int = 0
 
 
 def verify(
@@ -45,7 +57,8 @@ def verify(
 
     Checked are: the columns and their types; alternation of messages, one reward per action and the derived columns
     (`rows.from_row`); unique episode ids; seeds; and that the environment, given the recorded options, seed and
-    actions, answers with the same observations and rewards and ends alike. In a folder also the files' hashes.
+    actions, answers with the same observations and rewards and ends alike. Of a partner's recorded answers: that they
+    say who answered what, and that none is there twice. In a folder also the files' hashes.
 
     Args:
         source: Task id, folder or repository, as in `load.resolve`.
@@ -57,7 +70,7 @@ def verify(
         FileNotFoundError: The source cannot be read.
     """
     found = resolve(source, revision, token)
-    counts = {"episodes": 0, "starts": 0}
+    counts = {"episodes": 0, "starts": 0, "interactions": 0}
     try:
         configs = get_dataset_config_names(found.path, revision=found.revision, token=token)
         problem = _check_files(found)
@@ -66,7 +79,7 @@ def verify(
                 problem = problem or _check_split(found, config, split, token, counts, advance)
     except HUB_ERRORS as error:
         raise explain(error, f"dataset {found.path}", found.revision) from error
-    return Verified(found, counts["episodes"], counts["starts"], problem)
+    return Verified(found, counts["episodes"], counts["starts"], problem, counts["interactions"])
 
 
 def _check_files(source: Source) -> str | None:
@@ -92,13 +105,14 @@ def _check_split(
 ) -> str | None:
     rows = load_split(source, config, split, False, token)
     where = f"configuration {config!r}, split {split!r}"
-    kind = "starts" if config == STARTS else "episodes"
-    expected = START_FEATURES if config == STARTS else EPISODE_FEATURES
+    kind = {STARTS: "starts", INTERACTIONS: "interactions"}.get(config, "episodes")
+    expected = {STARTS: START_FEATURES, INTERACTIONS: INTERACTION_FEATURES}.get(config, EPISODE_FEATURES)
+    check: Check = _CHECKS.get(config, _check_episode)
     if problem := _compare_features(expected, rows.features):
         return f"{where}: {problem}"
     seen: set[Any] = set()
     for number, row in enumerate(rows):
-        key, problem = _check_start(row) if config == STARTS else _check_episode(row)
+        key, problem = check(row)
         if problem is None and key in seen:
             problem = f"{key} occurs twice"
         if problem is not None:
@@ -123,6 +137,19 @@ def _check_start(row: dict[str, Any]) -> tuple[Any, str | None]:
     return start.index, problem
 
 
+def _check_interaction(row: dict[str, Any]) -> tuple[Any, str | None]:
+    one = from_interaction_row(row)
+    place = (one.task, secret_key(one.secret), one.history, one.seed, one.question, one.prefix)
+    key = (*place, one.answer, one.partner, one.revision)
+    try:
+        load_task(one.task)
+    except ValueError as error:
+        return key, str(error)
+    if not (one.question and one.partner and one.revision) or one.times < 1:
+        return key, f"{one.question!r}: question, partner, revision or times is missing"
+    return key, None
+
+
 def _check_episode(row: dict[str, Any]) -> tuple[str, str | None]:
     name = row["episode_id"]
     try:
@@ -143,3 +170,6 @@ def _check_episode(row: dict[str, Any]) -> tuple[str, str | None]:
         return name, f"{name}: end_reason is {trajectory.end_reason!r}, known are {', '.join(reasons)}"
     difference = replay(trajectory)
     return name, None if difference is None else f"{name} does not replay: {difference}"
+
+
+_CHECKS: Mapping[str, Check] = {STARTS: _check_start, INTERACTIONS: _check_interaction}

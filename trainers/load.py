@@ -283,8 +283,6 @@ def load_policy(
     spec = load_task(task).spec
     if dtype not in DTYPES:
         raise ValueError(unknown("dtype", dtype, DTYPES))
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     found = find_policy(source, revision, token)
     record = read_record(found.folder)
     if record is not None and record.task != task and not allow_other_task:
@@ -298,7 +296,7 @@ def load_policy(
         rendering = record.rendering if record is not None else suited
     build = POLICIES[record.kind if record is not None else "causal_lm"]
     own = record is not None and record.task == task
-    model = _load_model(found.folder, device, dtype)
+    model = load_model(found.folder, pick_device(device), dtype)
     extra: dict[str, Any] = {}
     if record is not None and record.values is not None:
         extra = {
@@ -368,14 +366,35 @@ def _trunk_beside(model: Any, config: Mapping[str, Any] | None) -> Any:
     return trunk_of(from_config(AutoConfig.for_model(**config), dtype=model.dtype)).to(model.device)
 
 
-def _load_model(folder: Path, device: str, dtype: str) -> Any:
+def pick_device(device: str) -> str:
+    """The device itself; for `auto` a GPU where there is one."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_model(folder: Path, device: str, dtype: str, kind: Any = AutoModelForCausalLM) -> Any:
+    """A language model from its folder.
+
+    Args:
+        folder: With weights and `config.json`.
+        device: `cpu`, `cuda`, ...
+        dtype: As in `load_policy`.
+        kind: The transformers class that reads it.
+
+    Raises:
+        ValueError: No such dtype, or no such model in the folder.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(unknown("dtype", dtype, DTYPES))
     model: Any
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "auto"
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model = kind.from_pretrained(folder, dtype=dtype)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} holds no causal language model that transformers can load: {error}") from error
+        what = "causal" if kind is AutoModelForCausalLM else "encoder-decoder"
+        raise ValueError(f"{folder} holds no {what} language model that transformers can load: {error}") from error
     return model.to(device)
 
 

@@ -102,7 +102,7 @@ def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
     return torch.minimum(tokens, last)
 
 
-class _Drawing(LogitsProcessor):
+class Drawing(LogitsProcessor):
     """Draws each row's token and leaves only that one, so that greedy `generate` takes it.
 
     Args:
@@ -177,7 +177,7 @@ class LanguageModelPolicy:
             action_room=room,
         )
         self.max_new_tokens = limit or self.renderer.action_room
-        self.stop_ids = self.renderer.stop_ids | _end_ids(model, tokenizer)
+        self.stop_ids = self.renderer.stop_ids | end_ids(model, tokenizer)
         self._keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
         # Rows that have ended are filled up with this; the model's own pad id there would set off its warning.
         self._pad_id = min(self.stop_ids - {model.config.get_text_config().pad_token_id}, default=min(self.stop_ids))
@@ -236,8 +236,8 @@ class LanguageModelPolicy:
 
     def _generate(self, prompts: Sequence[list[int]], uniforms: Sequence[list[float]]) -> Iterator[Action]:
         ids, mask, _ = self._padded(prompts)
-        drawing = _Drawing(torch.tensor(uniforms, dtype=torch.float64, device=ids.device), self.sampling)
-        with torch.inference_mode(), _generation_config(self.model, self._generation_config):
+        drawing = Drawing(torch.tensor(uniforms, dtype=torch.float64, device=ids.device), self.sampling)
+        with torch.inference_mode(), with_generation_config(self.model, self._generation_config):
             output = self.model.generate(ids, attention_mask=mask, logits_processor=LogitsProcessorList([drawing]))
         new = output[:, ids.size(1) :].tolist()
         logprobs = torch.stack(drawing.logprobs, dim=1).tolist()
@@ -298,7 +298,7 @@ class LanguageModelPolicy:
         )
 
 
-def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """All ids that the model or its tokenizer ends a text with: some chat models have several."""
     given = model.generation_config.eos_token_id if model.generation_config is not None else None
     listed = given if isinstance(given, list) else [given]
@@ -306,7 +306,7 @@ def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 @contextmanager
-def _generation_config(model: Any, config: GenerationConfig) -> Iterator[None]:
+def with_generation_config(model: Any, config: GenerationConfig) -> Iterator[None]:
     """The model with that generation config in place of its own."""
     own, model.generation_config = model.generation_config, config
     try:

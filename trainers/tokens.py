@@ -183,13 +183,17 @@ class Renderer:
         """Ids that end an action: all that hold a newline (plain), or the end-of-turn token (chat)."""
         if self.rendering == "chat":
             return frozenset(self._action("a")[-1:])
-        size = len(self.tokenizer)
-        texts = self.tokenizer.batch_decode([[number] for number in range(size)], clean_up_tokenization_spaces=False)
-        return frozenset(number for number, text in enumerate(texts) if "\n" in text)
+        return newline_ids(self.tokenizer)
 
     def _tokenize(self, piece: str) -> tuple[int, ...]:
         # In a chat piece the template's special tokens are meant; in plain text their spelling is only text.
         return tokenize(self.tokenizer, piece, split_special_tokens=self.rendering == "plain")
+
+
+def newline_ids(tokenizer: Any) -> frozenset[int]:
+    """Ids of all tokens that hold a newline."""
+    texts = tokenizer.batch_decode([[number] for number in range(len(tokenizer))], clean_up_tokenization_spaces=False)
+    return frozenset(number for number, text in enumerate(texts) if "\n" in text)
 
 
 def check_tokenizer(renderer: Renderer) -> None:
