@@ -18,7 +18,14 @@ from typing import Any
 
 from datasets import DatasetInfo, Features, SplitInfo
 from datasets.splits import SplitDict
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from dataset_cards.figures import draw_histogram, histogram
 from dataset_cards.render import render_card
@@ -43,6 +50,7 @@ from hub_datasets.rows import EPISODE_FEATURES, START_FEATURES, to_start_row
 from hub_datasets.shards import is_same, is_written, note_path, write_parquet, write_shards
 
 WORK = ".build"  # folder of an unfinished build
+Note = Mapping[str, Any]  # on a written file, as `shards.write_rows` leaves it
 
 
 def build(
@@ -64,10 +72,10 @@ def build(
         FileExistsError: The folder has this configuration from another plan, or files that are no dataset.
     """
     work = folder / WORK / plan.config
-    finished = _prepare(plan, folder, work, overwrite)
+    finished = prepare(plan.config, asdict(plan), folder, work, overwrite)
     if finished is not None:
         return finished
-    with _progress_bar(progress) as bar:
+    with progress_bar(progress) as bar:
         write_shards(plan, shards(plan), folder, work, workers, bar)
         bar.add_task(f"scoring {plan.task}", total=None)
         return _finish(plan, folder, work)
@@ -111,8 +119,8 @@ def build_part(
         )
     work = folder / WORK / plan.config
     mine = every[part - 1 :: parts]
-    if _prepare(plan, folder, work, overwrite) is None:
-        with _progress_bar(progress) as bar:
+    if prepare(plan.config, asdict(plan), folder, work, overwrite) is None:
+        with progress_bar(progress) as bar:
             write_shards(plan, mine, folder, work, workers, bar)
     return sum(shard.last - shard.first for shard in mine)
 
@@ -133,11 +141,11 @@ def join(parts: Sequence[Path], folder: Path, *, overwrite: bool = False, progre
     """
     plan = _common_plan(parts)
     work = folder / WORK / plan.config
-    finished = _prepare(plan, folder, work, overwrite)
+    finished = prepare(plan.config, asdict(plan), folder, work, overwrite)
     if finished is not None:
         return finished
     missing = []
-    with _progress_bar(progress) as bar:
+    with progress_bar(progress) as bar:
         for shard in bar.track(shards(plan), description=f"joining {plan.task}"):
             if is_written(plan, shard, folder, work):
                 continue
@@ -184,71 +192,11 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _finish(plan: Plan, folder: Path, work: Path) -> Manifest:
-    """From written shards to a dataset: statistics, histogram, card."""
-    manifest = _manifest(plan, folder, work)
-    draw_histogram(folder / plan.config / "returns.png", manifest)
-    write_json(folder / plan.config / NAME, manifest)
-    manifests = read_manifests(folder)
-    write_text(folder / "README.md", render_card(f"{ORGANISATION}/{plan.task}", manifests))
-    shutil.rmtree(work)
-    if not any((folder / WORK).iterdir()):
-        (folder / WORK).rmdir()
-    return manifest
-
-
-def _prepare(plan: Plan, folder: Path, work: Path, overwrite: bool) -> Manifest | None:
-    """Make the folder ready for the plan; the manifest if the plan has been built there already."""
-    written, begun = folder / plan.config / NAME, work / "plan.json"
-    wanted = asdict(plan)
-    if not overwrite and written.exists():
-        manifest: Manifest = loads(written.read_text())
-        if manifest["plan"] == wanted and all(is_same(folder, file) for file in files_of(manifest)):
-            return manifest
-        raise FileExistsError(
-            f"{folder} already has a dataset {plan.config!r}, built from another plan or changed since; build into "
-            "another folder, or pass --overwrite to replace it"
-        )
-    if not overwrite and begun.exists() and loads(begun.read_text()) != wanted:
-        raise FileExistsError(
-            f"{folder} has an unfinished build of {plan.config!r} from another plan; run that command again to finish "
-            "it, build into another folder, or pass --overwrite to start anew"
-        )
-    if folder.exists() and any(folder.iterdir()) and not begun.exists() and not list(folder.glob(f"*/{NAME}")):
-        raise FileExistsError(f"{folder} is not empty and holds no dataset; build into another folder")
-    if overwrite and not (begun.exists() and loads(begun.read_text()) == wanted):
-        shutil.rmtree(folder / plan.config, ignore_errors=True)
-        shutil.rmtree(work, ignore_errors=True)
-    for needed in (folder / plan.config, folder / STARTS, work):
-        needed.mkdir(parents=True, exist_ok=True)
-    write_json(begun, wanted)
-    return None
-
-
-def _manifest(plan: Plan, folder: Path, work: Path) -> Manifest:
-    spec, generator = load_task(plan.task).spec, load_generator(plan.task)
-    splits: dict[str, Any] = {}
-    everything: list[EpisodeScore] = []
-    for split in plan.episodes:
-        notes = [loads(note_path(work, shard).read_text()) for shard in shards(plan) if shard.split == split]
-        counted = [(EpisodeScore(*score[:4]), score[4], score[5]) for note in notes for score in note["scores"]]
-        scores = [score for score, _, count in counted for _ in range(count)]
-        reasons: Counter[str] = Counter()
-        for _, reason, count in counted:
-            reasons[reason] += count
-        splits[split] = {
-            "episodes": plan.episodes[split],
-            "files": [note["file"] for note in notes],
-            "summary": as_json(summarize(scores)),
-            "end_reasons": dict(sorted(reasons.items())),
-            "histogram": histogram([score.episode_return for score in scores]),
-        }
-        everything += scores
-    # The test starts are the task's, whatever options the data was collected with: configurations share them.
-    starts = list(episode_starts(plan.task, "test", range(spec.test_episodes)))
-    rows = [to_start_row(plan.task, spec.version, start) for start in starts]
-    start_file = write_parquet(rows, START_FEATURES, folder, f"{STARTS}/test-00000-of-00001.parquet")
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
+    """From written shards to a dataset."""
+    generator, notes = load_generator(plan.task), dict[str, list[Note]]()
+    for shard in shards(plan):
+        notes.setdefault(shard.split, []).append(loads(note_path(work, shard).read_text()))
+    head = {
         "plan": asdict(plan),
         "config": plan.config,
         "task": plan.task,
@@ -258,15 +206,103 @@ def _manifest(plan: Plan, folder: Path, work: Path) -> Manifest:
         "lmrl_version": plan.lmrl_version,
         "difference": generator.difference,
         "stop_reasons": dict(generator.stop_reasons),
-        "splits": splits,
-        "summary": as_json(summarize(everything)),
-        "starts": {"episodes": len(rows), "files": [start_file]},
         "reference": {
             name: as_json(reference_score(plan.task, name, generator.reference_episodes, plan.env_kwargs))
             for name in load_task(plan.task).policies
         },
+    }
+    return complete(head, notes, folder, work)
+
+
+def complete(head: Mapping[str, Any], notes: Mapping[str, Sequence[Note]], folder: Path, work: Path) -> Manifest:
+    """From written files to a dataset: statistics, test starts, histogram, card; then the work's folder goes.
+
+    Args:
+        head: The manifest's entries on what made the dataset.
+        notes: Of the written files, by split.
+        folder: The dataset's.
+        work: The unfinished build's.
+    """
+    manifest = _manifest(head, notes, folder)
+    config = manifest["config"]
+    draw_histogram(folder / config / "returns.png", manifest)
+    write_json(folder / config / NAME, manifest)
+    manifests = read_manifests(folder)
+    write_text(folder / "README.md", render_card(f"{ORGANISATION}/{manifest['task']}", manifests))
+    shutil.rmtree(work)
+    if not any((folder / WORK).iterdir()):
+        (folder / WORK).rmdir()
+    return manifest
+
+
+def prepare(config: str, wanted: Mapping[str, Any], folder: Path, work: Path, overwrite: bool) -> Manifest | None:
+    """Make the folder ready for a plan; the manifest if the plan has been built there already.
+
+    Args:
+        config: Name of the configuration.
+        wanted: The plan, as JSON values.
+        folder: The dataset's.
+        work: The unfinished build's.
+        overwrite: As in `build`.
+
+    Raises:
+        FileExistsError: As in `build`.
+    """
+    written, begun = folder / config / NAME, work / "plan.json"
+    if not overwrite and written.exists():
+        manifest: Manifest = loads(written.read_text())
+        if manifest["plan"] == wanted and all(is_same(folder, file) for file in files_of(manifest)):
+            return manifest
+        raise FileExistsError(
+            f"{folder} already has a dataset {config!r}, built from another plan or changed since; build into "
+            "another folder, or pass --overwrite to replace it"
+        )
+    if not overwrite and begun.exists() and loads(begun.read_text()) != wanted:
+        raise FileExistsError(
+            f"{folder} has an unfinished build of {config!r} from another plan; run that command again to finish "
+            "it, build into another folder, or pass --overwrite to start anew"
+        )
+    if folder.exists() and any(folder.iterdir()) and not begun.exists() and not list(folder.glob(f"*/{NAME}")):
+        raise FileExistsError(f"{folder} is not empty and holds no dataset; build into another folder")
+    if overwrite and not (begun.exists() and loads(begun.read_text()) == wanted):
+        shutil.rmtree(folder / config, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
+    for needed in (folder / config, folder / STARTS, work):
+        needed.mkdir(parents=True, exist_ok=True)
+    write_json(begun, wanted)
+    return None
+
+
+def _manifest(head: Mapping[str, Any], notes: Mapping[str, Sequence[Note]], folder: Path) -> Manifest:
+    config, spec = head["config"], load_task(head["task"]).spec
+    splits: dict[str, Any] = {}
+    everything: list[EpisodeScore] = []
+    for split, parts in notes.items():
+        counted = [(EpisodeScore(*score[:4]), score[4], score[5]) for note in parts for score in note["scores"]]
+        scores = [score for score, _, count in counted for _ in range(count)]
+        reasons: Counter[str] = Counter()
+        for _, reason, count in counted:
+            reasons[reason] += count
+        splits[split] = {
+            "episodes": len(scores),
+            "files": [note["file"] for note in parts],
+            "summary": as_json(summarize(scores)),
+            "end_reasons": dict(sorted(reasons.items())),
+            "histogram": histogram([score.episode_return for score in scores]),
+        }
+        everything += scores
+    # The test starts are the task's, whatever options the data was collected with: configurations share them.
+    starts = list(episode_starts(spec.id, "test", range(spec.test_episodes)))
+    rows = [to_start_row(spec.id, spec.version, start) for start in starts]
+    start_file = write_parquet(rows, START_FEATURES, folder, f"{STARTS}/test-00000-of-00001.parquet")
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        **head,
+        "splits": splits,
+        "summary": as_json(summarize(everything)),
+        "starts": {"episodes": len(rows), "files": [start_file]},
         "dataset_info": [
-            dataset_info(plan.config, EPISODE_FEATURES, {split: splits[split]["files"] for split in splits}),
+            dataset_info(config, EPISODE_FEATURES, {split: splits[split]["files"] for split in splits}),
             dataset_info(STARTS, START_FEATURES, {"test": [start_file]}),
         ],
     }
@@ -296,6 +332,7 @@ def dataset_info(config: str, features: Features, files: Mapping[str, list[Mappi
     return {"config_name": config, **as_yaml}
 
 
-def _progress_bar(shown: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+def progress_bar(shown: bool, count: ProgressColumn | None = None) -> Progress:
+    """A progress bar; `count` says how much is done, by default so many of so many."""
+    columns = (TextColumn("{task.description}"), BarColumn(), count or MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, disable=not shown)

@@ -1,4 +1,4 @@
-"""`lmrl data`: build, publish, load, verify datasets, and show their cards."""
+"""`lmrl data`: build, import, publish, load, verify datasets, and show their cards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from env_servers.cli import Partner, PartnerOption
+from hub_datasets.importers import LAYOUTS
 
 app = typer.Typer(
     no_args_is_help=True, help="Build, publish, load and verify datasets.", epilog="Example: lmrl data build maze"
@@ -137,6 +138,55 @@ def interactions(
     typer.echo(f"built {output} (play with it: --partner replay:{output})")
 
 
+_LAYOUTS = "\n".join(f"{name:<17} {words}" for name, (_, words) in LAYOUTS.items())
+
+
+@app.command(
+    "import",
+    epilog="Example: lmrl data import wordle train_data.jsonl eval_data.jsonl --output data/wordle",
+    help=(
+        "Import files of the original LMRL-Gym release as a dataset: JSON lists or JSON lines, also as .gz. Malformed "
+        "records are left out, counted and listed. An interrupted import goes on where it stopped.\n\n\b\n" + _LAYOUTS
+    ),
+)
+def import_(
+    layout: Annotated[str, typer.Argument(help="Layout of the files, which is named as its task; see above.")],
+    files: Annotated[list[Path], typer.Argument(help="The files; a name with eval or val in it is of validation.")],
+    output: Annotated[Path | None, typer.Option(help="Folder for the dataset; data/<layout> by default.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split of all FILES, whatever their names: train, validation.")
+    ] = None,
+    validation: Annotated[list[Path] | None, typer.Option(help="A further file, of the validation split.")] = None,
+    config: Annotated[str, typer.Option(help="Name of the configuration; a folder can hold several.")] = "lmrl_gym",
+    option: Option = None,
+    strict: Annotated[bool, typer.Option(help="End at the first malformed record, with nothing written.")] = False,
+    shard_records: Annotated[int | None, typer.Option(help="Records in one Parquet file.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace this configuration, made from other files.")] = False,
+) -> None:
+    from env_servers.cli import parse_options
+    from hub_datasets.imports import guess_split, import_files, problem_lines
+
+    found: dict[str, list[Path]] = {"train": [], "validation": []}
+    for path in files:
+        found.setdefault(split or guess_split(path), []).append(path)
+    found["validation"] += validation or []
+    folder = output or Path("data") / layout
+    manifest = import_files(
+        layout,
+        found,
+        folder,
+        config=config,
+        env_kwargs=parse_options(option),
+        strict=strict,
+        shard_records=shard_records,
+        overwrite=overwrite,
+        progress=True,
+    )
+    print_statistics(manifest)
+    typer.echo("\n".join(problem_lines(manifest)))
+    typer.echo(f"imported {folder}, configuration {config} (card: {folder / 'README.md'})")
+
+
 @app.command(epilog="Example: lmrl data publish data/maze --to lmrl/maze --tag v1.0")
 def publish(
     folder: Annotated[Path, typer.Argument(help="Folder that `lmrl data build` made.")],
@@ -193,10 +243,11 @@ def verify(
         found = run(source, revision=revision, advance=lambda done, total: bar.update(row, completed=done, total=total))
     if found.problem is not None:
         raise ValueError(f"{found.source} is not right: {found.problem}")
+    played = f"{found.episodes - found.unplayed:,} episodes replay exactly"
+    if found.unplayed:
+        played += f", {found.unplayed:,} imported ones cannot be played again and keep the rules"
     more = f", {found.interactions:,} recorded answers are whole" if found.interactions else ""
-    typer.echo(
-        f"{found.source}: {found.episodes:,} episodes replay exactly, {found.starts:,} test starts are right{more}"
-    )
+    typer.echo(f"{found.source}: {played}, {found.starts:,} test starts are right{more}")
 
 
 @app.command(epilog="Example: lmrl data card data/maze --to me/maze")

@@ -12,6 +12,8 @@ them, and publishing and verifying compare against their hashes. Keys:
     summary           over all splits
     starts            configuration `tasks`: episodes, files
     reference         by scripted policy: its summary over the first test episodes
+    imported          of an imported configuration: files, numbers of records, of malformed and left out ones with the
+                      first of them, of episodes without replay by the reason
     dataset_info      the entries of the card's YAML for this configuration and `tasks`
     fingerprint       SHA-256 over the names and hashes of all files
 

@@ -70,12 +70,17 @@ def make_plan(
             raise ValueError(f"{name} is {count}; at least 1 episode is needed")
     if unknown_splits := set(counts) - {"train", "validation"}:
         raise ValueError(f"unknown splits {sorted(unknown_splits)}; a build has train and validation")
+    check_config(config)
+    return Plan(task, spec.version, config, policy, counts, dict(env_kwargs or {}), size)
+
+
+def check_config(config: str) -> None:
+    """Raise a ValueError unless a configuration can have this name, which is its folder's."""
     if config in (STARTS, INTERACTIONS) or not config.replace("_", "").replace("-", "").isalnum():
         raise ValueError(
             f"config is {config!r}; allowed are letters, digits, - and _, and not {STARTS!r} (the test starts) or "
             f"{INTERACTIONS!r} (a partner's answers)"
         )
-    return Plan(task, spec.version, config, policy, counts, dict(env_kwargs or {}), size)
 
 
 def shards(plan: Plan) -> list[Shard]:

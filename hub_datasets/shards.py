@@ -107,10 +107,7 @@ def write_shard(plan: Plan, shard: Shard, folder: Path, work: Path, advance: Cal
     else:
         rows = list(_played_rows(plan, shard, range(shard.first, shard.last), advance))
     rows.sort(key=lambda row: int(row["index"]))
-    names = ("episode_return", "success", "num_turns", "num_invalid", "end_reason")
-    scores = Counter(tuple(row[name] for name in names) for row in rows)
-    file = write_parquet(rows, EPISODE_FEATURES, folder, shard.path(plan.config))
-    write_json(note_path(work, shard), {"file": file, "scores": [[*score, n] for score, n in sorted(scores.items())]})
+    write_rows(rows, folder, shard.path(plan.config), note_path(work, shard))
     journal.unlink(missing_ok=True)
 
 
@@ -146,6 +143,25 @@ def _streamed_rows(
             file.write(encode_line(row))
             file.flush()
             yield row
+
+
+def write_rows(
+    rows: list[dict[str, Any]], folder: Path, path: str, note: Path, more: Mapping[str, Any] | None = None
+) -> None:
+    """Write rows of episodes as Parquet, then the note that they are there.
+
+    Args:
+        rows: The rows; where there are none, there is a note alone.
+        folder: What `path` is relative to.
+        path: Of the Parquet file.
+        note: Path of the note: the file (None without rows), and how many rows have which numbers.
+        more: Further entries of the note.
+    """
+    names = ("episode_return", "success", "num_turns", "num_invalid", "end_reason")
+    scores = Counter(tuple(row[name] for name in names) for row in rows)
+    file = write_parquet(rows, EPISODE_FEATURES, folder, path) if rows else None
+    counted = [[*score, n] for score, n in sorted(scores.items())]
+    write_json(note, {"file": file, "scores": counted, **(more or {})})
 
 
 def write_parquet(rows: list[dict[str, Any]], features: Features, folder: Path, path: str) -> dict[str, Any]:

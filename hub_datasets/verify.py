@@ -1,4 +1,4 @@
-"""Verify a dataset: its schema, its hashes, and every episode by playing it again."""
+"""Verify a dataset: its schema, its hashes, and every episode by playing it again, where that can be."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from env_servers.seeding import episode_seed
 from env_servers.tasks import load_task
 from hub_datasets.generators import load_generator
 from hub_datasets.hub import HUB_ERRORS, explain
+from hub_datasets.importers import LAYOUTS, POLICY, check_without_replay, is_without_replay, load_layout
 from hub_datasets.load import INTERACTIONS, STARTS, Source, load_split, resolve
 from hub_datasets.manifest import file_sha256, files_of, read_manifests
 from hub_datasets.recording import secret_key
@@ -36,6 +37,7 @@ class Verified(NamedTuple):
         episodes: Number of episodes checked.
         starts: Number of test starts checked.
         problem: The first difference, None where there is none.
+        unplayed: Of the episodes, those imported ones that were checked by their layout's rules and not played again.
         interactions: Number of a partner's recorded answers checked.
     """
 
@@ -43,6 +45,7 @@ class Verified(NamedTuple):
     episodes: int
     starts: int
     problem: str | None
+    unplayed: int = 0
     interactions: int = 0
 
 
@@ -60,6 +63,9 @@ def verify(
     actions, answers with the same observations and rewards and ends alike. Of a partner's recorded answers: that they
     say who answered what, and that none is there twice. In a folder also the files' hashes.
 
+    An imported episode that says that it cannot be played again (`hub_datasets.importers`) is held against the rules of
+    its layout instead; how many those were is told apart.
+
     Args:
         source: Task id, folder or repository, as in `load.resolve`.
         revision: Branch, tag or commit.
@@ -70,7 +76,7 @@ def verify(
         FileNotFoundError: The source cannot be read.
     """
     found = resolve(source, revision, token)
-    counts = {"episodes": 0, "starts": 0, "interactions": 0}
+    counts = {"episodes": 0, "starts": 0, "unplayed": 0, "interactions": 0}
     try:
         configs = get_dataset_config_names(found.path, revision=found.revision, token=token)
         problem = _check_files(found)
@@ -79,7 +85,7 @@ def verify(
                 problem = problem or _check_split(found, config, split, token, counts, advance)
     except HUB_ERRORS as error:
         raise explain(error, f"dataset {found.path}", found.revision) from error
-    return Verified(found, counts["episodes"], counts["starts"], problem, counts["interactions"])
+    return Verified(source=found, problem=problem, **counts)
 
 
 def _check_files(source: Source) -> str | None:
@@ -119,6 +125,7 @@ def _check_split(
             return f"{where}, row {number}: {problem}"
         seen.add(key)
         counts[kind] += 1
+        counts["unplayed"] += kind == "episodes" and is_without_replay(row["behavior_policy"], row["info"])
         advance(number + 1, len(rows))
     return None
 
@@ -166,8 +173,13 @@ def _check_episode(row: dict[str, Any]) -> tuple[str, str | None]:
     if trajectory.seed != seed:
         return name, f"{name}: seed is {trajectory.seed}, expected {seed}"
     reasons = [*spec.end_reasons, *load_generator(trajectory.task).stop_reasons]
+    if trajectory.behavior_policy == POLICY and trajectory.task in LAYOUTS:
+        reasons += [reason for reason in load_layout(trajectory.task).reasons if reason not in reasons]
     if trajectory.end_reason not in reasons:
         return name, f"{name}: end_reason is {trajectory.end_reason!r}, known are {', '.join(reasons)}"
+    if is_without_replay(trajectory.behavior_policy, trajectory.info):
+        problem = check_without_replay(trajectory)
+        return name, None if problem is None else f"{name} is not as its layout has it: {problem}"
     difference = replay(trajectory)
     return name, None if difference is None else f"{name} does not replay: {difference}"
 

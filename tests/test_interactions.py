@@ -526,7 +526,7 @@ def test_published_interactions_are_replayed_at_their_commit(folder: Path, tmp_p
         ".gitattributes", "README.md", "interactions/stats.json", "interactions/train-00000-of-00001.parquet",
     ]  # fmt: skip
     number = read_manifests(folder)[1]["partners"][0]["interactions"]
-    assert found["verified"] == [25, 8, None, number] and found["verified_alone"] == [0, 0, None, number]
+    assert found["verified"] == [25, 8, None, 0, number] and found["verified_alone"] == [0, 0, None, 0, number]
     assert f"'interactions' ({number} interactions there, 1 interactions here)" in found["refused"]
 
 
