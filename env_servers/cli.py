@@ -166,11 +166,16 @@ def _play_one(env: Env, player: Policy | None, seed: int) -> None:
         step = env.step(action)
         turns.append(Turn(observation, action, step.reward))
         observation = step.observation
-        typer.echo(f"reward {step.reward:g}{'' if step.legal else ' (not an action)'}\n")
+        if step.reward or not step.legal:
+            typer.echo(f"reward {step.reward:g}{'' if step.legal else ' (not an action)'}")
+        typer.echo()
         if step.done:
             total = sum(turn.reward for turn in turns)
             verdict = "success" if step.success else "no success"
-            typer.echo(f"{observation}\nreturn {total:g} in {len(turns)} actions, {verdict} ({step.end_reason})")
+            typer.echo(observation)
+            if picture := env.draw():  # where something was hidden, it tells that now
+                typer.echo(picture)
+            typer.echo(f"return {total:g} in {len(turns)} actions, {verdict} ({step.end_reason})")
             return
 
 

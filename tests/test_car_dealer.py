@@ -390,7 +390,7 @@ def test_a_person_is_told_at_the_end_who_the_buyer_was() -> None:
     env.step("$45,000")
     assert env.draw() == (
         "The buyer was sarcastic, wanted a Tesla truck with third-row seating, and had $90,000. Strategy: features. "
-        "Sold for $45,000, 50% of that."
+        "Sold for $45,000, 50% of the budget."
     )
 
 

@@ -15,6 +15,8 @@ COMMANDS = [
     ["tasks"],
     ["play"],
     ["data", "build"],
+    ["data", "import"],
+    ["data", "interactions"],
     ["data", "publish"],
     ["data", "load"],
     ["data", "verify"],
@@ -75,6 +77,15 @@ def test_a_person_plays_the_maze() -> None:
     assert "██████████████G" not in done.stdout and "G " in done.stdout and "@ " in done.stdout
     assert "reward -4 (not an action)" in done.stdout
     assert done.stdout.rstrip().endswith("return -5 in 3 actions, success (goal)")
+
+
+def test_a_person_is_shown_at_the_end_what_was_hidden() -> None:
+    done = lmrl("play", "guess_my_city", "--seed", "3", input="Is it in Oceania?\nIs it Sydney?\n")
+    assert "(19 questions left)\nYes, it is.\n> " in done.stdout and "reward -1\n" in done.stdout
+    assert done.stdout.count("Australia") == 1 and "reward 0" not in done.stdout
+    assert done.stdout.endswith(
+        "Yes, it is.\nThe city was Sydney, Australia.\nreturn -1 in 2 actions, success (guessed)\n"
+    )
 
 
 def test_leaving_in_the_middle_is_no_error() -> None:

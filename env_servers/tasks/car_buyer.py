@@ -164,15 +164,17 @@ def _speak(profile: Profile, state: State, query: Query) -> str:
     manner = MANNERS.get(profile.personality, "rude")
     prices = {"hint": hint, "counter": state.offer, "stand": state.offer, "accept": state.price}
     parts = []
-    if query.rng().random() < (0.25 if manner == "terse" else 0.4):
-        openings = lines["open"][profile.personality]
-        parts.append(openings[number % len(openings)])
     for act, about in [(state.decision, "")] if state.decision else state.acts:
         texts = lines[act][manner]
         slots = {"car": profile.car, "price": dollars(int(prices.get(act) or 0))}
         if about:
             slots["features"] = feature_list(about.split("|"))
         parts.append(filled(texts[number % len(texts)], **slots))
+    if query.rng().random() < (0.25 if manner == "terse" else 0.4):
+        openings = lines["open"][profile.personality]
+        opening = openings[number % len(openings)]
+        if not ("hank" in opening and any("hank" in part for part in parts)):  # thanks once is enough
+            parts.insert(0, opening)
     return " ".join(parts)
 
 

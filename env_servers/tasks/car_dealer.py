@@ -273,7 +273,7 @@ class CarDealer(Env):
         if not self._decision.accept:
             return f"{who} No sale."
         part = self._decision.price / secret["budget"]
-        return f"{who} Sold for {dollars(self._decision.price)}, {part:.0%} of that."
+        return f"{who} Sold for {dollars(self._decision.price)}, {part:.0%} of the budget."
 
     def prepare(self) -> None:
         """Find the partner."""
