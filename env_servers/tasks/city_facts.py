@@ -329,7 +329,7 @@ def _number_tags(city: City) -> Iterable[str]:
         yield "lat:equator"
     if city.population >= 1_000_000:
         yield "size:million"
-    if city.population >= 10_000_000:
+    if city.population >= 8_000_000:  # with its suburbs ten million then, what is called a megacity
         yield "size:mega"
     if city.elevation < 50:
         yield "height:low"

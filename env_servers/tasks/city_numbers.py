@@ -168,7 +168,15 @@ def _compare(number: int, known: set[str], *, other_way: bool) -> Cities | None:
         theirs = float(ours[number])
     else:
         return None  # only the number of people is known of other cities
-    return sign * (theirs - ours if other_way else ours - theirs) > 0
+    difference = ours - theirs
+    if what == "population":  # a country's largest city is that, whichever area the numbers count
+        here, largest = atlas().having(f"in:{atlas().world[number].country}"), atlas().having("role:largest")
+        if number < len(ours) and largest[number]:
+            difference[here] = -1.0
+            difference[number] = 0.0
+        else:
+            difference[here & largest] = 1.0
+    return sign * (-difference if other_way else difference) > 0
 
 
 def _measure(known: set[str]) -> tuple[str, int] | None:

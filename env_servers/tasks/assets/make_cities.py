@@ -19,22 +19,6 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 HERE = Path(__file__).parent
-# Where GeoNames has an old count, or one of a larger area, that puts the city in the wrong place among its neighbours.
-CORRECTIONS = {
-    "Seoul": 9_586_195,  # census of 2020
-    "Tokyo": 14_047_594,  # the metropolis, census of 2020
-    "Cairo": 10_203_693,  # the governorate, 2023
-    "Jakarta": 10_562_088,  # census of 2020
-    "Karachi": 18_868_021,  # census of 2023, which GeoNames has for Lahore and Faisalabad
-    "Moscow": 13_010_112,  # census of 2021
-    "Bangkok": 8_305_218,  # census of 2010
-    "Tehran": 8_693_706,  # census of 2016
-    "Yangon": 5_160_512,  # census of 2014
-    "Taipei": 2_602_418,  # the city without New Taipei, end of 2020
-    "Guayaquil": 2_746_403,  # census of 2022
-    "Quito": 2_679_722,  # census of 2022
-}
-LAND_CORRECTIONS = {"EG": 105_000_000, "CD": 102_000_000, "VN": 100_300_000}  # all of 2023
 # Names under which people know them; several with semicolons.
 ENGLISH = {
     "Makkah": "Mecca;Makkah",
@@ -46,13 +30,14 @@ ENGLISH = {
     "Nay Pyi Taw": "Naypyidaw;Nay Pyi Taw",
     "Washington": "Washington DC;Washington",
 }
-# Districts and suburbs that GeoNames has as places of their own.
+# Districts and suburbs that GeoNames has as places of their own; New Taipei's people are in its count for Taipei, too.
 PARTS = {
     "Brooklyn", "Queens", "Manhattan", "The Bronx", "Kowloon", "New Territories", "Hong Kong Island", "Pudong", "Puxi",
     "Minhang", "Baoshan", "Songjiang", "Jiading", "Qingpu", "Yangpu", "Putuo", "Xuhui", "Pest", "Iztapalapa",
     "Gustavo Adolfo Madero", "Abobo", "Najafgarh", "Sadr City", "Camayenne", "Bao'an", "Luohu District",
     "Ra’s Bayrūt", "Shivaji Nagar", "Budta", "Malingao", "Guankou", "Kallakurichi", "Teni", "Nowrangapur",
     "Rasapūdipalem", "Wuzhong", "Puyang", "Lüliang", "Yunfu", "Bazhong", "Kakamega", "Jepara", "Bannu",
+    "New Taipei City",
 }  # fmt: skip
 # Codes that are no country any more, or nowhere that people live.
 NO_COUNTRY = {"AN", "CS", "AQ", "BV", "GS", "HM", "IO", "TF", "UM"}
@@ -96,7 +81,7 @@ def main() -> None:
         ("name", "geonameid", "population", "latitude", "longitude", "zone", "hours"),
         [
             (
-                name, place["geonameid"], CORRECTIONS.get(name, place["population"]), round(place["latitude"], 2),
+                name, place["geonameid"], place["population"], round(place["latitude"], 2),
                 round(place["longitude"], 2), place["timezone"], f"{hours_from_greenwich(place['timezone']):g}",
             )
             for name, place in ours
@@ -117,8 +102,8 @@ def main() -> None:
         if place["geonameid"] in taken or folded(name) in names or place["name"] in PARTS:
             continue
         names.add(folded(name))
-        count = CORRECTIONS.get(name, place["population"])
-        others.append((name, place["countrycode"], count, round(place["latitude"], 2), round(place["longitude"], 2)))
+        position = (round(place["latitude"], 2), round(place["longitude"], 2))
+        others.append((name, place["countrycode"], place["population"], *position))
     write("world", ("name", "country", "population", "latitude", "longitude"), others)
     write(
         "countries",
@@ -126,7 +111,7 @@ def main() -> None:
         [
             (
                 code, row["name"].strip().removeprefix("The "), row["continentcode"], row["capital"],
-                LAND_CORRECTIONS.get(code, row["population"]), row["areakm2"],
+                row["population"], row["areakm2"],
                 ";".join(sorted(filter(None, row["neighbours"].split(",")))),
             )
             for code, row in sorted(countries.items())
