@@ -21,6 +21,7 @@ TASKS: Mapping[str, str] = {
     "wordle": "env_servers.tasks.wordle:Wordle",
     "chess": "env_servers.tasks.chess_game:Chess",
     "chess_endgames": "env_servers.tasks.chess_endgames:ChessEndgames",
+    "twenty_questions": "env_servers.tasks.twenty_questions:TwentyQuestions",
     "guess_my_city": "env_servers.tasks.guess_my_city:GuessMyCity",
     "car_dealer": "env_servers.tasks.car_dealer:CarDealer",
 }
