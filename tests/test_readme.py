@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -36,6 +37,9 @@ def test_the_pages_commands_and_snippets_run_in_order(tmp_path: Path) -> None:
     """As alice, with `your-name` replaced, the dataset small and training short, everything else as written."""
     work = tmp_path / "work"
     work.mkdir()
+    for name, word in (("train_data.jsonl", "crane"), ("eval_data.jsonl", "house")):  # of the original release
+        sequence = [["Wordle:\n", 0.0], [" ".join(word) + "\n", 1.0], ["g g g g g\n", 0.0]]
+        (work / name).write_text(json.dumps({"sequence": sequence, "reward": [0.0, 0.0], "done": True}))
     (work / "eval_harness").symlink_to(ROOT / "eval_harness")
     with HubServer(tmp_path / "hub") as hub:
         environment = client_environment(hub, tmp_path / "home")
