@@ -151,9 +151,7 @@ def _play_one(env: Env, player: Policy | None, seed: int) -> None:
     rng = random.Random(drawn)
     typer.echo(f"{env.spec.title}, seed {seed}\n{env.spec.instructions}\n")
     while True:
-        if picture := env.draw():
-            typer.echo(picture)
-        typer.echo(observation)
+        typer.echo("\n".join(filter(None, (observation, env.draw()))))
         if player is None:
             try:
                 action = input("> ")
@@ -172,9 +170,8 @@ def _play_one(env: Env, player: Policy | None, seed: int) -> None:
         if step.done:
             total = sum(turn.reward for turn in turns)
             verdict = "success" if step.success else "no success"
-            typer.echo(observation)
-            if picture := env.draw():  # where something was hidden, it tells that now
-                typer.echo(picture)
+            # Where something was hidden, the picture tells it now.
+            typer.echo("\n".join(filter(None, (observation, env.draw()))))
             typer.echo(f"return {total:g} in {len(turns)} actions, {verdict} ({step.end_reason})")
             return
 

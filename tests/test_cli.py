@@ -81,7 +81,7 @@ def test_a_person_plays_the_maze() -> None:
 
 def test_a_person_is_shown_at_the_end_what_was_hidden() -> None:
     done = lmrl("play", "guess_my_city", "--seed", "3", input="Is it in Oceania?\nIs it Sydney?\n")
-    assert "(19 questions left)\nYes, it is.\n> " in done.stdout and "reward -1\n" in done.stdout
+    assert "Yes, it is.\n(19 questions left)\n> " in done.stdout and "reward -1\n" in done.stdout
     assert done.stdout.count("Australia") == 1 and "reward 0" not in done.stdout
     assert done.stdout.endswith(
         "Yes, it is.\nThe city was Sydney, Australia.\nreturn -1 in 2 actions, success (guessed)\n"
