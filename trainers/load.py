@@ -340,7 +340,7 @@ def load_body(found: Found) -> Any:
     Raises:
         ValueError: The value trunk is an adapter.
     """
-    model, record = _load_model(found.folder, "cpu", "float32"), read_record(found.folder)
+    model, record = load_model(found.folder, "cpu", "float32"), read_record(found.folder)
     if record is None or record.values is None:
         return model
     if record.values.get("lora") is not None:
