@@ -306,6 +306,13 @@ def trajectories(folder: Path, split: str = "train") -> list[Trajectory]:
     return [from_row(row) for row in rows]
 
 
+@pytest.fixture(autouse=True)
+def without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of returns are drawn in one test alone: they take half of an import's time here."""
+    if request.node.name != "test_the_folder_is_as_of_a_build":
+        monkeypatch.setattr(build_module, "draw_histogram", lambda path, manifest: path.write_bytes(b""))
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `of_all_records` keeps its datasets."""
