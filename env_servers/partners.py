@@ -204,6 +204,34 @@ def _make(task: str, partner: str, options: Mapping[str, Any]) -> Partner:
     return made
 
 
+class Tally:
+    """What an episode's record says of its partner, for a task's `info`."""
+
+    def __init__(self) -> None:
+        self.not_understood = 0
+        self._sources: dict[str, int] = {}
+
+    def count(self, answer: Answer) -> None:
+        """Count one more answer."""
+        self.not_understood += not answer.understood
+        if answer.source is not None:
+            self._sources[answer.source] = self._sources.get(answer.source, 0) + 1
+
+    def info(self, partner: Partner | None) -> dict[str, Any]:
+        """How many questions it did not understand, its name and revision, and how many answers came from where."""
+        info: dict[str, Any] = {"not_understood": self.not_understood}
+        if partner is not None:
+            info |= {"partner": partner.name, "partner_revision": partner.revision}
+        if self._sources:
+            info["answer_sources"] = dict(self._sources)
+        return info
+
+
+def is_of(info: Mapping[str, Any], partner: Partner) -> bool:
+    """Whether an episode's record is of this very partner, at its present revision."""
+    return (info.get("partner"), info.get("partner_revision")) == (partner.name, partner.revision)
+
+
 def recorded_answers(answers: Iterable[Any]) -> list[str]:
     """The answers of an episode's record, checked.
 

@@ -348,8 +348,7 @@ def load_body(found: Found) -> Any:
             f"the values of {found.name} are an adapter, which is no trunk of its own; take another policy"
         )
     if (config := record.values.get("trunk")) is not None:
-        from_config: Any = AutoModelForCausalLM.from_config
-        model = from_config(AutoConfig.for_model(**config), dtype=model.dtype)
+        model = _new_of(config, model.dtype)
     weights = load_file(found.folder / VALUES_NAME)
     start = "trunk."
     model.base_model.load_state_dict(
@@ -360,10 +359,13 @@ def load_body(found: Found) -> Any:
 
 def _trunk_beside(model: Any, config: Mapping[str, Any] | None) -> Any:
     """A trunk for weights to be loaded into, of the behaviour policy's shape or of the one given."""
-    if config is None:
-        return trunk_of(model)
+    return trunk_of(model if config is None else _new_of(config, model.dtype)).to(model.device)
+
+
+def _new_of(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """A causal language model of a configuration, for weights to be loaded into."""
     from_config: Any = AutoModelForCausalLM.from_config
-    return trunk_of(from_config(AutoConfig.for_model(**config), dtype=model.dtype)).to(model.device)
+    return from_config(AutoConfig.for_model(**config), dtype=dtype)
 
 
 def pick_device(device: str) -> str:

@@ -26,10 +26,11 @@ from env_servers.partners import (
     KNOWLEDGE,
     Answer,
     Exchange,
-    Partner,
     Query,
+    Tally,
     check_partner,
     find_partner,
+    is_of,
     recorded_answers,
 )
 from env_servers.scores import Normalisation
@@ -187,8 +188,7 @@ class CarDealer(Env):
         self._answers: list[str] = []
         self._decision: Decision | None = None
         self._asked_again = False
-        self._not_understood = 0
-        self._sources: dict[str, int] = {}
+        self._tally = Tally()
 
     def _reset(self, rng: random.Random) -> str:
         self._secret = {**draw_profile(rng), "strategy": rng.choice(STRATEGIES)}
@@ -217,9 +217,7 @@ class CarDealer(Env):
         return self._hear(self._recorded[number])
 
     def _receive(self, answer: Answer) -> Step | Query:
-        self._not_understood += not answer.understood
-        if answer.source is not None:
-            self._sources[answer.source] = self._sources.get(answer.source, 0) + 1
+        self._tally.count(answer)
         return self._hear(answer.text)
 
     def _hear(self, answer: str) -> Step | Query:
@@ -250,13 +248,9 @@ class CarDealer(Env):
     @property
     def info(self) -> dict[str, Any]:
         """The buyer's profile and strategy, its answers in full, the partner, and the decision once there is one."""
-        info = {**self._secret, "answers": list(self._answers), "not_understood": self._not_understood}
+        info = {**self._secret, "answers": list(self._answers), **self._tally.info(self.partner)}
         if self._decision is not None:
             info |= {"msrp": self._decision.msrp, "price": self._decision.price}
-        if self.partner is not None:
-            info |= {"partner": self.partner.name, "partner_revision": self.partner.revision}
-        if self._sources:
-            info["answer_sources"] = dict(self._sources)
         return info
 
     def draw(self) -> str:
@@ -282,8 +276,7 @@ class CarDealer(Env):
 
     def follow(self, trajectory: Trajectory) -> None:
         """Take the buyer's answers from a record, unless they are the scripted buyer's as it is now."""
-        own: Partner = scripted_buyer()
-        if (trajectory.info.get("partner"), trajectory.info.get("partner_revision")) == (own.name, own.revision):
+        if is_of(trajectory.info, scripted_buyer()):
             return
         answers = trajectory.info.get("answers")
         if not isinstance(answers, list):

@@ -20,8 +20,10 @@ from env_servers.partners import (
     Exchange,
     Partner,
     Query,
+    Tally,
     check_partner,
     find_partner,
+    is_of,
     recorded_answers,
 )
 from env_servers.policy import Context
@@ -56,8 +58,7 @@ class QuestionGame(Env):
         self._exchanges: list[Exchange] = []
         self._secret: dict[str, Any] = {}
         self._seed = 0
-        self._not_understood = 0
-        self._sources: dict[str, int] = {}
+        self._tally = Tally()
 
     @abstractmethod
     def _draw_secret(self, rng: random.Random) -> dict[str, Any]: ...
@@ -75,7 +76,7 @@ class QuestionGame(Env):
     def _reset(self, rng: random.Random) -> str:
         self._secret = self._draw_secret(rng)
         self._seed = rng.getrandbits(62)
-        self._exchanges, self._not_understood, self._sources = [], 0, {}
+        self._exchanges, self._tally = [], Tally()
         self.prepare()
         return FIRST
 
@@ -91,9 +92,7 @@ class QuestionGame(Env):
         return Query(self.spec.id, self._secret, tuple(self._exchanges), self._asked, self._seed)
 
     def _receive(self, answer: Answer) -> Step | Query:
-        self._not_understood += not answer.understood
-        if answer.source is not None:
-            self._sources[answer.source] = self._sources.get(answer.source, 0) + 1
+        self._tally.count(answer)
         return self._go_on(self._say(answer.text))
 
     def _go_on(self, answer: str, *, legal: bool = True) -> Step:
@@ -108,12 +107,7 @@ class QuestionGame(Env):
     @property
     def info(self) -> dict[str, Any]:
         """What is hidden, the partner with its revision, and how many questions it did not understand."""
-        info = {**self._secret, "not_understood": self._not_understood}
-        if self.partner is not None:
-            info |= {"partner": self.partner.name, "partner_revision": self.partner.revision}
-        if self._sources:
-            info["answer_sources"] = dict(self._sources)
-        return info
+        return {**self._secret, **self._tally.info(self.partner)}
 
     def draw(self) -> str:
         """How many questions are left."""
@@ -127,8 +121,7 @@ class QuestionGame(Env):
 
     def follow(self, trajectory: Trajectory) -> None:
         """Take the answers from a record, unless they are those of the task's own partner as it is now."""
-        own = self._own_partner()
-        if (trajectory.info.get("partner"), trajectory.info.get("partner_revision")) == (own.name, own.revision):
+        if is_of(trajectory.info, self._own_partner()):
             return
         texts = [turn.observation for turn in trajectory.turns[1:]]
         self._recorded = recorded_answers([*texts, trajectory.final_observation or ""])
