@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Sub-command: module and typer app. Their modules import nothing heavy at the top.
 ROOMS: Mapping[str, str] = {
+    "serve": "env_servers.serve:app",
     "data": "hub_datasets.cli:app",
     "train": "trainers.cli:app",
     "eval": "eval_harness.cli:eval_app",

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from env_servers.seeding import hash_seed
@@ -132,6 +132,8 @@ class AnsweringPartner:
 
 
 KNOWLEDGE = "knowledge"
+# A partner can be any program, address or bill: of a task with these options, a stranger has its own.
+GUARDED: Mapping[str, Collection[Any]] = {"partner": (KNOWLEDGE,), "partner_options": ({}, None)}
 # Kinds of partners besides a task's own, as text: this room must not import the rooms that they need. Each is a
 # function of the task's id and of what follows the colon, with the options as keyword arguments, that gives a partner.
 PARTNERS: Mapping[str, str] = {

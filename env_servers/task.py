@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -129,12 +129,15 @@ class Env(ABC):
     asks for all of them at once.
 
     Attributes:
+        guarded: Options that reach out of the task (files, programs, networks, the machine's time), each with the
+            values that a stranger may choose, such as a server's client; others are for whoever runs the process.
         partner: Who answers queries; None where the task has none or it has not been needed yet. A task with a
             partner finds it in `prepare` and `reset`, unless one was put here before.
     """
 
     spec: ClassVar[TaskSpec]
     policies: ClassVar[Mapping[str, Callable[[], Policy]]] = {}
+    guarded: ClassVar[Mapping[str, Collection[Any]]] = {}
 
     partner: Partner | None = None
 

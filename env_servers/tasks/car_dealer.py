@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from env_servers.partners import (
+    GUARDED,
     KNOWLEDGE,
     Answer,
     Exchange,
@@ -169,6 +170,7 @@ class CarDealer(Env):
         },
     )  # fmt: skip
     policies = SELLERS
+    guarded = GUARDED
 
     def __init__(
         self, *, reward: str = "revenue", partner: str = KNOWLEDGE, partner_options: Mapping[str, Any] | None = None

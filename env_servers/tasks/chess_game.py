@@ -73,6 +73,12 @@ class Chess(Env):
         ValueError: An option has a value that it does not take, or does not go with another.
     """
 
+    guarded: ClassVar = {
+        "opponent": ("stockfish", "random"),
+        "movetime_ms": range(1, 101),
+        "depth": range(1, 13),
+        "nodes": range(1, 100_001),
+    }
     spec: ClassVar[TaskSpec] = TaskSpec(
         id="chess",
         version="1.0",

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from env_servers.partners import (
+    GUARDED,
     KNOWLEDGE,
     Answer,
     Exchange,
@@ -45,6 +46,8 @@ class QuestionGame(Env):
     Raises:
         ValueError: An option has a value that it does not take.
     """
+
+    guarded = GUARDED
 
     # What a text that is no question gets, in place of an answer.
     no_question: str

@@ -217,6 +217,7 @@ class Wordle(Env):
         ValueError: An option has a value that it does not take.
     """
 
+    guarded: ClassVar = {"vocab": VOCABULARIES}
     spec: ClassVar[TaskSpec] = TaskSpec(
         id="wordle",
         version="1.0",

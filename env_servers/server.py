@@ -1,0 +1,432 @@
+"""The app of a server: OpenEnv's websocket and its HTTP routes, for all tasks that are served.
+
+`/ws` plays, with the task named in the reset; `/<task>/ws` plays that task, and OpenEnv's other routes are there for
+each task, too, so that a client of a single environment is given `http://host:port/<task>` as its address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from importlib import resources
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI, Request, Response, WebSocket
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from env_servers import metrics, wire
+from env_servers.sessions import Rooms, Session
+from env_servers.task import TaskSpec
+from env_servers.tasks import load_task
+from env_servers.wire import WireError
+
+logger = logging.getLogger("lmrl.server")
+
+SUBPROTOCOL = "lmrl"  # a page cannot set headers: it offers this and `token.<base64url>`
+# Close codes of the websocket protocol (RFC 6455, and IANA's list for 1012 to 1014).
+GOING_AWAY, UNSUPPORTED, TOO_BIG, FAILED, RESTART, TRY_LATER = 1001, 1003, 1009, 1011, 1012, 1013
+OPEN_ROUTES = ("/", "/health", "/ready")  # what is told without a token
+
+
+def create_app(rooms: Rooms, tokens: Sequence[str] = (), *, others: Callable[[], list[Any]] | None = None) -> FastAPI:
+    """The app that serves these rooms.
+
+    Args:
+        rooms: Its sessions.
+        tokens: Bearer tokens, one of which every client has to have; without any, none is needed.
+        others: Gives what the other processes of the same server last said of themselves (see `serve`).
+    """
+    keeper = _Keeper(rooms, tokens, others or list)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        rooms.start()
+        with contextlib.ExitStack() as held:
+            for task in rooms.tasks:
+                held.enter_context(load_task(task).running())
+            reaper = asyncio.create_task(keeper.reap())
+            try:
+                yield
+            finally:
+                reaper.cancel()
+                if rooms.sink is not None:
+                    await asyncio.to_thread(rooms.sink.close)
+                rooms.stop()
+
+    # The version is that of the protocol: OpenEnv's validator takes its profile from it.
+    app = FastAPI(
+        title="LMRL environments",
+        version="1.0.0",
+        description="Multi-turn tasks for language models. Episodes are played over the websocket /ws.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.rooms, app.state.report = rooms, keeper.report
+    app.middleware("http")(keeper.guard)
+    app.exception_handler(Exception)(_hide)
+    _add_routes(app, keeper, None)
+    app.get("/tasks", summary="The tasks that are served")(keeper.tasks)
+    app.get("/sessions", summary="The sessions that are open")(keeper.sessions)
+    app.get("/metrics", summary="Counts, for Prometheus", response_class=PlainTextResponse)(keeper.metrics)
+    app.get("/ready", summary="Whether there is room for another session")(keeper.ready)
+    app.get("/", summary="A page to play on", response_class=HTMLResponse)(keeper.page)
+    for task in rooms.tasks:
+        _add_routes(app, keeper, task)
+    return app
+
+
+def _add_routes(app: FastAPI, keeper: _Keeper, task: str | None) -> None:
+    """OpenEnv's routes, for all tasks or under the name of one."""
+    prefix = "" if task is None else f"/{task}"
+
+    async def health() -> dict[str, str]:
+        return {"status": "healthy"}
+
+    async def metadata() -> dict[str, Any]:
+        return keeper.metadata(task)
+
+    async def schema() -> dict[str, Any]:
+        return {
+            "action": wire.ACTION_SCHEMA,
+            "observation": wire.OBSERVATION_SCHEMA,
+            "reset_observation": wire.OBSERVATION_SCHEMA,
+            "state": wire.STATE_SCHEMA,
+        }
+
+    async def mcp(request: Request) -> JSONResponse:
+        body = await keeper.read(request)
+        return JSONResponse(wire.answer_mcp(body))
+
+    async def play(socket: WebSocket) -> None:
+        await keeper.serve(socket, task)
+
+    told = task is None  # once in the schema is enough
+    app.get(f"{prefix}/health", summary="Whether the server runs", include_in_schema=told)(health)
+    app.get(f"{prefix}/metadata", summary="What this is", include_in_schema=told)(metadata)
+    app.get(f"{prefix}/schema", summary="Schemas of action, observation, state", include_in_schema=told)(schema)
+    app.post(f"{prefix}/mcp", summary="JSON-RPC; there are no tools", include_in_schema=told)(mcp)
+    app.websocket(f"{prefix}/ws")(play)
+    if task is not None:
+        app.get(f"{prefix}/openapi.json", include_in_schema=False)(app.openapi)
+
+
+async def _hide(_: Request, error: Exception) -> JSONResponse:
+    """What went wrong inside is for the log alone."""
+    logger.error("a request failed", exc_info=error)
+    return JSONResponse({"detail": "the server failed; its log says why"}, 500)
+
+
+class _Keeper:
+    """What the routes share."""
+
+    def __init__(self, rooms: Rooms, tokens: Sequence[str], others: Callable[[], list[Any]]) -> None:
+        self.rooms, self._tokens, self._others = rooms, [token.encode() for token in tokens], others
+
+    # Who may come in ------------------------------------------------------------------------------------------
+
+    async def guard(self, request: Request, answer: Any) -> Response:
+        """Ask for the token, and bound the body, before a route is reached."""
+        path = request.url.path
+        if path not in OPEN_ROUTES and not path.endswith("/health") and not self._known(_bearer(request.headers)):
+            return JSONResponse(
+                {"detail": "this server asks for a token; send it as Authorization: Bearer <token>"},
+                401,
+                {"WWW-Authenticate": "Bearer"},
+            )
+        response: Response = await answer(request)
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        return response
+
+    def _known(self, token: bytes | None) -> bool:
+        """Whether the token is one of ours, in a time that does not depend on it."""
+        if not self._tokens:
+            return True
+        found = False
+        for own in self._tokens:
+            found |= hmac.compare_digest(own, token or b"")
+        return found
+
+    async def read(self, request: Request) -> Any:
+        """A JSON body; None where it is none, or too long."""
+        import json
+
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > self.rooms.limits.message_bytes:
+                return None
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+
+    # HTTP -----------------------------------------------------------------------------------------------------
+
+    def metadata(self, task: str | None) -> dict[str, Any]:
+        """OpenEnv's fields, and ours under `lmrl`."""
+        told: dict[str, Any] = {
+            "name": "lmrl" if task is None else task,
+            "description": "Multi-turn tasks for language models." if task is None else load_task(task).spec.summary,
+            "version": version("lmrl"),
+            "author": "LMRL on the Hub",
+            "lmrl": {
+                "protocol": wire.PROTOCOL,
+                "step_seconds": self.rooms.limits.step_seconds,
+                "tasks": {name: self._describe(name) for name in ([task] if task else self.rooms.tasks)},
+            },
+        }
+        return told
+
+    def _describe(self, task: str) -> dict[str, Any]:
+        spec = load_task(task).spec
+        return {"version": spec.version, "partner": self.rooms.partners.get(task)}
+
+    async def tasks(self) -> dict[str, Any]:
+        return {"tasks": [_spec_row(load_task(task).spec) for task in self.rooms.tasks]}
+
+    async def sessions(self) -> dict[str, Any]:
+        own, others = self.report()["sessions"], [one.get("sessions", []) for one in self._others()]
+        return {"sessions": [*own, *(row for rows in others for row in rows)]}
+
+    def report(self) -> dict[str, Any]:
+        """What this process says of itself, for the others and for `/sessions`."""
+        now = time.monotonic()
+        return {
+            "counts": metrics.snapshot(self.rooms),
+            "sessions": [session.row(now) for session in sorted(self.rooms.sessions, key=lambda one: one.number)],
+        }
+
+    async def metrics(self) -> PlainTextResponse:
+        counts = [metrics.snapshot(self.rooms), *(one["counts"] for one in self._others() if "counts" in one)]
+        return PlainTextResponse(metrics.render(counts), media_type="text/plain; version=0.0.4")
+
+    async def ready(self) -> JSONResponse:
+        rooms = self.rooms
+        if rooms.draining:
+            return JSONResponse({"ready": False, "detail": "the server is going down"}, 503)
+        if rooms.used >= rooms.limits.sessions:
+            told = {"ready": False, "detail": "all sessions are in use"}
+            return JSONResponse(told, 503, {"Retry-After": str(rooms.retry_after)})
+        return JSONResponse({"ready": True, "free": rooms.limits.sessions - rooms.used})
+
+    async def page(self) -> HTMLResponse:
+        text = (resources.files("env_servers") / "page.html").read_text(encoding="utf-8")
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+    # The websocket --------------------------------------------------------------------------------------------
+
+    async def serve(self, socket: WebSocket, task: str | None) -> None:
+        """One session, from the handshake to the end."""
+        offered = socket.scope.get("subprotocols", [])
+        token = _bearer(socket.headers) or _offered(offered)
+        if not self._known(token):
+            await _deny(socket, 401, "this server asks for a token; send it as Authorization: Bearer <token>")
+            return
+        if _foreign(socket):
+            await _deny(socket, 403, "pages of other sites may not play here")
+            return
+        await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        client = _name(token) if token and self._tokens else (socket.client.host if socket.client else "?")
+        frames = _Frames(socket)
+        session: Session | None = None
+        try:
+            session = await self._admit(frames, client, task)
+            if session is not None:
+                session.end = frames.stop
+                await _play(session, frames)
+        except WireError as problem:
+            await frames.close(problem, TRY_LATER if problem.code == wire.CAPACITY else FAILED)
+        except WebSocketDisconnect:
+            pass
+        finally:
+            frames.leave()
+            if session is not None:
+                await self.rooms.release(session)
+
+    async def _admit(self, frames: _Frames, client: str, task: str | None) -> Session | None:
+        """A session, or None where the client left while it waited."""
+        if self.rooms.has_room:
+            return await self.rooms.admit(client, task)
+        waiting = asyncio.ensure_future(self.rooms.admit(client, task))
+        first = asyncio.ensure_future(frames.peek())
+        try:
+            await asyncio.wait({waiting, first}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() and first.done() and first.result():
+                return None
+            if not waiting.done():
+                await waiting
+            return waiting.result()
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                with contextlib.suppress(asyncio.CancelledError, WireError):
+                    await waiting
+
+    async def reap(self) -> None:
+        """End the sessions whose lease is over, and when the server goes down, those that play nothing."""
+        while True:
+            await asyncio.sleep(0.25)
+            now, limits = time.monotonic(), self.rooms.limits
+            for session in list(self.rooms.sessions):
+                if now - session.opened > limits.session_seconds:
+                    why = f"a session lasts at most {limits.session_seconds:g} s"
+                elif not session.busy and now - session.heard > limits.idle_seconds:
+                    why = f"no message for {limits.idle_seconds:g} s"
+                elif self.rooms.draining and not session.playing and not session.busy:
+                    why = "the server is going down"
+                else:
+                    continue
+                if session.end is not None:
+                    session.end(WireError(wire.SESSION, f"the session is over: {why}", fatal=True))
+
+
+class _Frames:
+    """A websocket as frames of text, from which a session can be ended from outside."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self.socket = socket
+        self._kept: asyncio.Task[Any] | None = None
+        self._stopped: WireError | None = None
+        self._reading: asyncio.Task[Any] | None = None
+
+    def stop(self, why: WireError) -> None:
+        """End the session as soon as it waits for its client."""
+        self._stopped = why
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def leave(self) -> None:
+        if self._kept is not None:
+            self._kept.cancel()
+
+    async def peek(self) -> bool:
+        """Wait for the next frame without taking it; whether the client left instead."""
+        self._kept = asyncio.create_task(_read(self.socket))
+        message = await asyncio.shield(self._kept)
+        return bool(message["type"] == "websocket.disconnect")
+
+    async def read(self) -> str:
+        """The next frame.
+
+        Raises:
+            WireError: The session was ended, or the frame is binary.
+            WebSocketDisconnect: The client left.
+        """
+        if self._stopped is not None:
+            raise self._stopped
+        self._reading = asyncio.current_task()
+        try:
+            kept, self._kept = self._kept, None
+            message = await (self.socket.receive() if kept is None else kept)
+        except asyncio.CancelledError:
+            if self._stopped is None or self._reading is None:
+                raise
+            self._reading.uncancel()
+            raise self._stopped from None
+        finally:
+            self._reading = None
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", GOING_AWAY))
+        text = message.get("text")
+        if text is None:
+            raise WireError(wire.INVALID_JSON, "the frame is binary; send JSON as text")
+        return str(text)
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message."""
+        try:
+            await self.socket.send_text(wire.dump(message))
+        except RuntimeError as error:  # starlette's word for a socket that is closed
+            raise WebSocketDisconnect(GOING_AWAY) from error
+
+    async def close(self, problem: WireError, code: int) -> None:
+        """Say why, and close."""
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):
+            await self.send(wire.error(problem))
+            if self.socket.application_state == WebSocketState.CONNECTED:
+                await self.socket.close(code)
+
+
+async def _read(socket: WebSocket) -> Any:
+    return await socket.receive()
+
+
+async def _play(session: Session, frames: _Frames) -> None:
+    """Answer frames until the client leaves or the session ends."""
+    while True:
+        try:
+            frame = await frames.read()
+            session.busy = True
+            reply = await session.answer(frame)
+        except WireError as problem:
+            if problem.fatal:
+                raise
+            reply = wire.error(problem)
+        finally:
+            session.busy = False
+        if reply is None:
+            with contextlib.suppress(RuntimeError):
+                await frames.socket.close()
+            return
+        await frames.send(reply)
+
+
+def _spec_row(spec: TaskSpec) -> dict[str, Any]:
+    return {
+        "id": spec.id,
+        "version": spec.version,
+        "title": spec.title,
+        "summary": spec.summary,
+        "instructions": spec.instructions,
+        "max_turns": spec.max_turns,
+        "min_return": spec.min_return,
+        "max_return": spec.max_return,
+        "actions": list(spec.actions),
+    }
+
+
+def _bearer(headers: Mapping[str, str]) -> bytes | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip().encode() if scheme.lower() == "bearer" and token.strip() else None
+
+
+def _offered(subprotocols: Sequence[str]) -> bytes | None:
+    for one in subprotocols:
+        if one.startswith("token."):
+            text = one.removeprefix("token.")
+            with contextlib.suppress(binascii.Error, ValueError):
+                return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    return None
+
+
+def _name(token: bytes) -> str:
+    """A client by its token, in a form that may stand in a log."""
+    import hashlib
+
+    return "token " + hashlib.sha256(token).hexdigest()[:12]
+
+
+def _foreign(socket: WebSocket) -> bool:
+    """Whether a browser opened it for a page of another site: websockets know no CORS."""
+    origin = socket.headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc != socket.headers.get("host")
+
+
+async def _deny(socket: WebSocket, status: int, message: str) -> None:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    try:
+        await socket.send_denial_response(JSONResponse({"detail": message}, status, headers))
+    except RuntimeError:  # a server without that extension closes with 403
+        await socket.close()

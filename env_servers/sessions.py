@@ -1,0 +1,546 @@
+"""Sessions of a server: who may come in, and what one client's stream of episodes does.
+
+One websocket is one session, and a session plays one episode at a time. Each has its own environment, so what happens
+in it depends on its seeds alone. Nothing here knows of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from env_servers import wire
+from env_servers.executor import Moves
+from env_servers.metrics import Counts
+from env_servers.partners import GUARDED, KNOWLEDGE, Query
+from env_servers.seeding import SPLITS
+from env_servers.task import Env, EpisodeError, Step
+from env_servers.tasks import load_task, make_env
+from env_servers.trajectory import Trajectory, Turn
+from env_servers.wire import WireError
+
+logger = logging.getLogger("lmrl.server")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server allows.
+
+    Attributes:
+        sessions: Most sessions at a time, in each worker process.
+        sessions_per_client: Most of one client (an address, or a token); None is no limit of its own.
+        queue: Most clients that wait for a session.
+        queue_seconds: How long one waits before it is told to come back.
+        step_seconds: Most time of a reset or a step; after it the episode is lost.
+        idle_seconds: A session without a message for so long ends.
+        session_seconds: No session is longer.
+        actions_per_second: Most messages per second of a session; faster ones wait.
+        message_bytes: Longest message.
+    """
+
+    sessions: int = 1024
+    sessions_per_client: int | None = None
+    queue: int = 4096
+    queue_seconds: float = 30.0
+    step_seconds: float = 60.0
+    idle_seconds: float = 600.0
+    session_seconds: float = 6 * 3600.0
+    actions_per_second: float = 1000.0
+    message_bytes: int = 65536
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and not value > 0 and not (name == "queue" and value == 0):
+                raise ValueError(f"{name} is {value}; it must be above 0")
+
+
+class Sink(Protocol):
+    """Where finished episodes go."""
+
+    def add(self, episode: Trajectory) -> None:
+        """Keep one; called from one thread at a time, and may wait for the disk."""
+        ...
+
+    def next_index(self) -> int:
+        """A number for an episode whose client names none."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was begun."""
+        ...
+
+
+class Session:
+    """One client's stream of episodes.
+
+    Attributes:
+        client: Who it is, for limits.
+        task: Task of the running or last episode.
+        steps: Of that episode.
+        playing: Whether an episode runs.
+        busy: Whether a message is being answered.
+        end: Ends the session from outside; put here by whoever has its socket.
+    """
+
+    def __init__(self, rooms: Rooms, client: str, path_task: str | None) -> None:
+        self.rooms, self.client, self.path_task = rooms, client, path_task
+        self.number = rooms.counts.sessions
+        self.opened = self.heard = time.monotonic()
+        self.task: str | None = None
+        self.steps = 0
+        self.episodes = 0
+        self.episode_id: str | None = None
+        self.playing = False
+        self.busy = False
+        self.end: Callable[[WireError], None] | None = None
+        self._env: Env | None = None
+        self._env_of: tuple[str, dict[str, Any]] | None = None
+        self._turns: list[Turn] = []
+        self._invalid = 0
+        self._observation = ""
+        self._messages: list[dict[str, str]] | None = None
+        self._asked: wire.Reset | None = None
+        self._seed = 0
+        self._answers_for = 0.0
+        self._allowance = rooms.limits.actions_per_second
+        self._allowed_at = self.opened
+
+    async def answer(self, frame: str) -> dict[str, Any] | None:
+        """What to send in reply to a frame; None where the client says goodbye.
+
+        Raises:
+            WireError: To be told to the client; the session is over where it is `fatal`.
+        """
+        await self._slow_down()
+        self.heard = time.monotonic()
+        message = wire.parse(frame)
+        try:
+            if message.type == "step":
+                return await self._step(message)
+            if message.type == "reset":
+                return await self._reset(message)
+            if message.type == "state":
+                return {"type": "state", "data": await self._state()}
+            if message.type == "mcp":
+                return {"type": "mcp", "data": wire.answer_mcp(message.data)}
+            return None
+        except WireError as problem:
+            problem.request_id = message.request_id
+            raise
+
+    async def _slow_down(self) -> None:
+        """Wait where messages come faster than allowed: a bucket that holds one second's worth."""
+        rate, now = self.rooms.limits.actions_per_second, time.monotonic()
+        self._allowance = min(rate, self._allowance + (now - self._allowed_at) * rate)
+        self._allowed_at = now
+        self._allowance -= 1
+        if self._allowance < 0:
+            await asyncio.sleep(-self._allowance / rate)
+
+    async def _reset(self, message: wire.Message) -> dict[str, Any]:
+        asked = wire.parse_reset(message.data)
+        task = self.rooms.which(asked.task, self.path_task)
+        options = self.rooms.options(task, asked.options)
+        if self.rooms.draining:
+            raise WireError(wire.SESSION, "the server is going down and begins no episodes", fatal=True)
+        self._abandon("reset")
+        self._asked, self.task, self.steps, self.episode_id = asked, task, 0, asked.episode_id or secrets.token_hex(8)
+        self._turns, self._invalid = [], 0
+        self._seed = secrets.randbits(62) if asked.seed is None else asked.seed
+        seed, fresh = self._seed, self._env is None or self._env_of != (task, options)
+        old = self._env
+
+        def begin() -> tuple[Env, str]:
+            env = old
+            if env is None or fresh:
+                if old is not None:
+                    old.close()
+                env = make_env(task, options)
+            return env, env.reset(seed)
+
+        self._env = None  # until it is known to be well
+        try:
+            self._env, self._observation = await self._run(begin, task)
+        except (ValueError, TypeError) as error:  # an option's value; texts of tasks name no paths of the server's
+            raise WireError(wire.VALIDATION, str(error)) from error
+        self._env_of = (task, options)
+        self.playing = True
+        wanted = asked.metadata.get("messages", True)
+        self._messages = [{"role": "user", "content": self._observation}] if wanted else None
+        metadata = {"seed": self._seed, "episode_id": self.episode_id, "task": task, "version": self._env.spec.version}
+        return self._observe(None, Step.ongoing(self._observation, 0.0), message.request_id, metadata)
+
+    async def _step(self, message: wire.Message) -> dict[str, Any]:
+        text = wire.parse_action(message.data)
+        if not self.playing or self._env is None:
+            what = "the episode is over" if self.steps else "there is no episode yet"
+            raise WireError(wire.EXECUTION, f"{what}; send reset before step")
+        env, task = self._env, self.task
+        assert task is not None
+        began = time.monotonic()
+        outcome = await self._run(lambda: _submit(env, text), task)
+        while isinstance(outcome, Query):
+            answer = await self._ask(env, outcome, task, began)
+            outcome = await self._run(lambda given=answer: env.receive(given), task)
+        step: Step = outcome
+        self.rooms.counts.time_step(task, time.monotonic() - began)
+        self.steps += 1
+        self._invalid += not step.legal
+        action = text.removesuffix("\n")
+        if self.rooms.sink is not None:
+            self._turns.append(Turn(self._observation, action, step.reward))
+        if self._messages is not None:
+            self._messages.append({"role": "assistant", "content": action})
+            if step.observation or not step.done:
+                self._messages.append({"role": "user", "content": step.observation})
+        self._observation = step.observation
+        if step.done:
+            await self._finish(env, step)
+        return self._observe(step.reward, step, message.request_id, {})
+
+    async def _ask(self, env: Env, query: Query, task: str, began: float) -> Any:
+        assert env.partner is not None, "a task that asks has a partner"
+        left = self.rooms.limits.step_seconds - (time.monotonic() - began)
+        try:
+            return await self.rooms.moves.ask(env.partner, query, max(left, 0.001))
+        except TimeoutError:
+            raise self._lose(task, "timeout", self._late()) from None
+        except EpisodeError as error:
+            return error
+        except Exception as error:  # a partner's own mistake
+            logger.exception("a partner of %s failed", task)
+            raise self._lose(task, "error", "the partner failed; the episode is lost") from error
+
+    async def _run(self, move: Any, task: str) -> Any:
+        """A move of the environment; what goes wrong in it loses the episode."""
+        try:
+            return await self.rooms.moves.run(move, self.rooms.limits.step_seconds)
+        except TimeoutError:
+            raise self._lose(task, "timeout", self._late()) from None
+        except EpisodeError as error:
+            logger.warning("an episode of %s failed: %s", task, error)
+            raise self._lose(task, "failed", "something that the task needs failed; the episode is lost") from error
+        except (ValueError, TypeError):
+            if self.playing:
+                logger.exception("a move of %s failed", task)
+                raise self._lose(task, "error", "the environment failed; the episode is lost") from None
+            raise
+        except Exception:
+            logger.exception("a move of %s failed", task)
+            raise self._lose(task, "error", "the environment failed; the episode is lost") from None
+
+    def _late(self) -> str:
+        return f"the environment took longer than {self.rooms.limits.step_seconds:g} s; the episode is lost"
+
+    def _lose(self, task: str, why: str, message: str) -> WireError:
+        """Give the episode up. Its environment is left to the thread that may still be in it."""
+        self.rooms.counts.lost[task, why] += 1
+        self._env, self._env_of, self.playing = None, None, False
+        return WireError(wire.EXECUTION, message, fatal=True)
+
+    def _abandon(self, why: str) -> None:
+        if self.playing and self.task is not None:
+            self.rooms.counts.lost[self.task, why] += 1
+        self.playing = False
+
+    async def _finish(self, env: Env, step: Step) -> None:
+        self.playing = False
+        self.episodes += 1
+        assert self.task is not None and step.end_reason is not None
+        self.rooms.counts.episodes[self.task, step.end_reason] += 1
+        sink = self.rooms.sink
+        if sink is None:
+            return
+        assert self._asked is not None and self._env_of is not None
+        named = self._asked.metadata
+        split, index = named.get("split"), named.get("index")
+        episode = Trajectory(
+            task=self.task,
+            task_version=env.spec.version,
+            env_kwargs=self._env_of[1],
+            split=split if split in SPLITS else "train",
+            index=index if isinstance(index, int) and index >= 0 else sink.next_index(),
+            seed=self._seed,
+            turns=tuple(self._turns),
+            final_observation=step.observation or None,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            end_reason=step.end_reason,
+            success=step.success,
+            num_invalid=self._invalid,
+            behavior_policy=str(named.get("policy") or "remote"),
+            info={**env.info, "episode_id": self.episode_id},
+        )
+        await self.rooms.keep(episode)
+
+    def _observe(
+        self, reward: float | None, step: Step, request: str | int | None, metadata: dict[str, Any]
+    ) -> dict[str, Any]:
+        fields: dict[str, Any] = {"text": step.observation}
+        if self._messages is not None:
+            fields["messages"] = self._messages
+        fields |= {
+            "terminated": step.terminated,
+            "truncated": step.truncated,
+            "end_reason": step.end_reason,
+            "success": step.success,
+            "legal": step.legal,
+            "metadata": {},
+        }
+        assert self._env is not None
+        if step.done or self.rooms.reveal:
+            assert self.task is not None
+            hidden = self.rooms.hidden(self.task)
+            info = self._env.info
+            fields["metadata"] = {"info": {k: v for k, v in info.items() if k not in hidden or hidden[k] != v}}
+        if request is not None:
+            metadata["request_id"] = request
+        return wire.observation(fields, reward, step.done, metadata)
+
+    async def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"episode_id": self.episode_id, "step_count": self.steps, "task": self.task}
+        env = self._env
+        if env is not None and self.task is not None:
+            state["picture"] = await self._run(env.draw, self.task)
+        return state
+
+    async def close(self) -> None:
+        """Free what the session holds."""
+        self._abandon("left")
+        env, self._env = self._env, None
+        if env is not None:
+            try:
+                await self.rooms.moves.run(env.close, self.rooms.limits.step_seconds)
+            except Exception:
+                logger.exception("an environment of %s could not be closed", self.task)
+
+    def row(self, now: float) -> dict[str, Any]:
+        """What `/sessions` tells of it."""
+        return {
+            "session": self.number,
+            "task": self.task,
+            "episodes": self.episodes,
+            "steps": self.steps,
+            "playing": self.playing,
+            "age_s": round(now - self.opened, 1),
+            "idle_s": round(now - self.heard, 1),
+        }
+
+
+def _submit(env: Env, text: str) -> Step | Query:
+    """A move as far as it goes without a partner that has to be waited for; the task's own answers at once."""
+    outcome = env.submit(text)
+    while not isinstance(outcome, Step) and env.partner is not None and env.partner.name == KNOWLEDGE:
+        outcome = env.receive(env.partner.answer([outcome])[0])
+    return outcome
+
+
+class Rooms:
+    """All sessions of one process: the tasks that are served, the limits, who waits.
+
+    Args:
+        tasks: Options of the environment for each task that is served; the host's, which a client cannot change.
+        limits: What is allowed.
+        sink: Where finished episodes go, or None.
+        reveal: Send what is hidden with every observation, for scripted policies that know it.
+
+    Attributes:
+        partners: Name and revision of the partner, for each task that has one.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Mapping[str, Any]],
+        limits: Limits,
+        *,
+        sink: Sink | None = None,
+        reveal: bool = False,
+    ) -> None:
+        self.tasks, self.limits, self.sink, self.reveal = dict(tasks), limits, sink, reveal
+        self.partners: dict[str, dict[str, str]] = {}
+        self.moves = Moves()
+        self.records = Moves(patience=math.inf, most_threads=1)  # one thread writes, in order
+        self.counts = Counts()
+        self.sessions: set[Session] = set()
+        self.by_client: Counter[str] = Counter()
+        self.draining = False
+        self.used = 0  # places that are taken
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._lengths: deque[float] = deque([10.0], maxlen=64)  # seconds that the last sessions took
+
+    def prepare(self) -> None:
+        """Find what the tasks need, before anybody comes.
+
+        Raises:
+            ValueError: An option is wrong.
+            OSError: An engine or a file is missing.
+        """
+        for task, options in self.tasks.items():
+            env = make_env(task, options)
+            try:
+                env.prepare()
+                if env.partner is not None:
+                    self.partners[task] = {"name": env.partner.name, "revision": env.partner.revision}
+            finally:
+                env.close()
+
+    def start(self) -> None:
+        """Begin; called in the event loop."""
+        self.moves.start()
+        self.records.start()
+
+    def stop(self) -> None:
+        """End the threads."""
+        self.moves.stop()
+        self.records.stop()
+
+    def which(self, asked: str | None, path: str | None) -> str:
+        """The task of a reset.
+
+        Raises:
+            WireError: None is named and there are several, two are named, or it is not served.
+        """
+        if asked is not None and path is not None and asked != path:
+            raise WireError(wire.VALIDATION, f"this path plays {path}, but the reset asks for {wire.short(asked)}")
+        task = asked or path or (next(iter(self.tasks)) if len(self.tasks) == 1 else None)
+        if task is None:
+            raise WireError(
+                wire.VALIDATION, f"name a task in the reset or in the path; served: {', '.join(self.tasks)}"
+            )
+        if task not in self.tasks:
+            raise WireError(wire.VALIDATION, f"task {wire.short(task)} is not served; served: {', '.join(self.tasks)}")
+        return task
+
+    def options(self, task: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The environment's options: the host's and what the client may choose.
+
+        Raises:
+            WireError: The client asks for what the host has to decide.
+        """
+        own, guarded = self.tasks[task], load_task(task).guarded
+        for name, value in asked.items():
+            if name in own:
+                if value == own[name]:
+                    continue
+                raise WireError(wire.VALIDATION, f"option {name!r} of {task} is set by the server")
+            if name in guarded and value not in guarded[name]:
+                values = guarded[name]
+                allowed = (
+                    f"{values.start} to {values.stop - 1}"
+                    if isinstance(values, range)
+                    else ", ".join(repr(one) for one in values)
+                )
+                raise WireError(
+                    wire.VALIDATION,
+                    f"option {wire.short(name)} of {task} is {wire.short(value)}; a client may choose: {allowed}",
+                )
+        return {**asked, **own}
+
+    def hidden(self, task: str) -> dict[str, Any]:
+        """Options of the host's that a client must not read: a file of the host's, say. A partner is named openly."""
+        guarded = load_task(task).guarded
+        return {
+            name: value
+            for name, value in self.tasks[task].items()
+            if name in guarded and name not in GUARDED and value not in guarded[name]
+        }
+
+    async def keep(self, episode: Trajectory) -> None:
+        """Give an episode to the sink, and wait until it is safe."""
+        assert self.sink is not None
+        sink = self.sink
+        await self.records.run(lambda: sink.add(episode), math.inf)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a client need not wait."""
+        return self.used < self.limits.sessions and not self._waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a session."""
+        return len(self._waiting)
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds until a session is likely to be free."""
+        each = sum(self._lengths) / len(self._lengths) / self.limits.sessions
+        return max(1, min(60, math.ceil(each * (len(self._waiting) + 1))))
+
+    def refuse(self, why: str, message: str) -> WireError:
+        """Count a refusal; what to tell."""
+        self.counts.refused[why] += 1
+        return WireError(wire.CAPACITY, message, retry_after=self.retry_after, fatal=True)
+
+    async def admit(self, client: str, path_task: str | None) -> Session:
+        """Wait for a session.
+
+        Raises:
+            WireError: There is none in time, or too many wait; `retry_after` says when to come back.
+        """
+        if self.draining:
+            raise self.refuse("draining", "the server is going down")
+        most = self.limits.sessions_per_client
+        if most is not None and self.by_client[client] >= most:
+            raise self.refuse("client", f"this client has {most} sessions, the most allowed; close one")
+        self.by_client[client] += 1
+        try:
+            if self.has_room:
+                self.used += 1
+            else:
+                await self._wait()
+        except BaseException:
+            self._leave(client)
+            raise
+        session = Session(self, client, path_task)
+        self.sessions.add(session)
+        self.counts.sessions += 1
+        return session
+
+    async def _wait(self) -> None:
+        """Wait until `_call` gives a place, which is then counted in `used`."""
+        if len(self._waiting) >= self.limits.queue:
+            raise self.refuse("queue", f"{self.limits.sessions} sessions and the queue are full")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await asyncio.wait_for(turn, self.limits.queue_seconds)
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():  # the place came, and nobody takes it
+                self.used -= 1
+                self._call()
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            if isinstance(error, TimeoutError):
+                raise self.refuse("capacity", f"all {self.limits.sessions} sessions are in use") from None
+            raise
+
+    def _call(self) -> None:
+        """Give free places to those who wait, the longest first."""
+        while self.used < self.limits.sessions and self._waiting:
+            turn = self._waiting.popleft()
+            if turn.cancelled():
+                continue
+            self.used += 1
+            turn.set_result(None)
+
+    def _leave(self, client: str) -> None:
+        self.by_client[client] -= 1
+        if not self.by_client[client]:
+            del self.by_client[client]
+
+    async def release(self, session: Session) -> None:
+        """End a session; its place is free at once, whatever its environment still does."""
+        self.sessions.discard(session)
+        self._leave(session.client)
+        self.used -= 1
+        self._lengths.append(time.monotonic() - session.opened)
+        self._call()
+        await session.close()
