@@ -291,7 +291,10 @@ def talked_out(*last: str) -> tuple[Env, FakeBuyer, list[Any]]:
     ("completion", "reward", "reason", "terminated"),
     [
         ("Accept MSRP=$50,000 Buy Price=$45,000", 45.0, "accepted", True),
-        ("Output: Decision=Accept MSRP=$50,000 Buy Price=$44,000", 44.0, "accepted", True),  # it repeats the prefix
+        ("Output: Decision=Accept MSRP=$50,000 Buy Price=$44,000", 44.0, "accepted", True),  # it repeats the end of it
+        ("Hm 24. Output: Decision=Accept MSRP=$50,000 Buy Price=$43,000", 43.0, "accepted", True),  # or all of it
+        ("I can't accept more. Output: Decision=Accept MSRP=$50,000 Buy Price=$42,000", 42.0, "accepted", True),
+        ("Accept MSRP=$50,000 Buy Price=$41,000 Output: Decision=Reject", 41.0, "accepted", True),  # it rambles on
         ("Reject MSRP=$50,000", 0.0, "rejected", True),
         ("Well, I do not know.", 0.0, "line_limit", False),
         ("", 0.0, "line_limit", False),
@@ -309,15 +312,28 @@ def test_at_the_limit_the_buyer_has_to_decide(completion: str, reward: float, re
     )
     assert last.observation == "Hm 24.", "the buyer's last words; the decision is not shown"
     assert last.success == (reason == "accepted")
-    assert [query.prefix for query in buyer.asked] == [""] * LINES + ["Output: Decision="]
+    begun = "Hm 24. Output: Decision="
+    assert [query.prefix for query in buyer.asked] == [""] * LINES + [begun], "it goes on with its own line"
     once_more = buyer.asked[-1]
-    assert once_more == replace_prefix(buyer.asked[-2]), "the same query, but for how the answer begins"
+    assert once_more == buyer.asked[-2]._replace(prefix=begun), "the same query, but for how the answer begins"
     assert [exchange.text for exchange in once_more.exchanges] == [f"Line {number}" for number in range(LINES - 1)]
     assert env.info["answers"] == [*(f"Hm {number}." for number in range(LINES)), completion]
 
 
-def replace_prefix(query: Query) -> Query:
-    return query._replace(prefix="Output: Decision=")
+@pytest.mark.parametrize(
+    ("last", "prefix"),
+    [
+        ("", "Output: Decision="),
+        ("Let me see. Output: Decision=Perhaps", "Let me see. Output: Decision="),
+        ("Output:", "Output: Decision="),
+        ("Well,\n maybe. ", "Well, maybe. Output: Decision="),
+    ],
+)
+def test_the_last_line_is_begun_again_without_what_cannot_be_read(last: str, prefix: str) -> None:
+    env, buyer = against(*["Hm."] * (LINES - 1), last, "Reject MSRP=$9,000")
+    steps = [env.step(f"Line {number}") for number in range(LINES)]
+    assert buyer.asked[-1].prefix == prefix
+    assert steps[-1].end_reason == "rejected"
 
 
 def test_silence_costs_a_line_and_nobody_is_asked() -> None:
@@ -485,6 +501,65 @@ PRICES: list[tuple[str, int | None]] = [
     ("F-150 with 400 hp", None),
     ("nothing at all", None),
 ]
+# By other people: money of the other, of others, of the past, of parts; and what is no money.
+PRICES += [
+    ("Thirty-four thousand five hundred, and it's yours.", 34_500),
+    ("The final price is 30, with free floor mats.", 30_000),
+    ("MSRP $42,000; my offer: $39,000.", 39_000),
+    ("It has 20000 miles and costs $25,000.", 25_000),
+    ("The price ranges from $35,000 to $45,000.", 35_000),
+    ("between 20 and 30 thousand", 20_000),
+    ("$45 000", 45_000),
+    ("45 000 dollars", 45_000),
+    ("$30,0000", None),
+    ("$45,00", None),
+    ("$550 a month or $35,000 cash.", 35_000),
+    ("It costs $35,000 with a $500 deposit.", 35_000),
+    ("20% off the $50,000 sticker.", 40_000),
+    ("Save $3,000 off the $36,000 MSRP.", 33_000),
+    ("It's $45,000 less a $3,000 rebate.", 42_000),
+    ("You pay $33,000 and save $3,000.", 33_000),
+    ("$36,000 - $3,000 = $33,000", 33_000),
+    ("It is $35,000, the add-ons are $3,000.", 35_000),
+    ("The list price is $60,000, but you can have it for $8,500.", 8_500),
+    ("Your trade-in is worth $8,000, so you'd pay $30,000.", 30_000),
+    ("I can give you $8,000 for your trade-in.", None),
+    ("I'd pay you $6,000 for your old car.", None),
+    ("$5,000 down and the rest, $30,000, in installments.", None),
+    ("The total with interest is $48,000 over six years.", None),
+    ("What is your budget? Is it around $50,000?", None),
+    ("Do you have $30,000?", None),
+    ("Can you afford $30,000?", None),
+    ("I know you only have $30,000.", None),
+    ("You told me $30,000 was your limit.", None),
+    ("You only want to spend $30,000, but this is $35,000.", 35_000),
+    ("Would you pay $50,000?", 50_000),
+    ("Could you go up to $31,000?", 31_000),
+    ("You can have it for $31,000.", 31_000),
+    ("I paid $28,000 for it myself.", None),
+    ("The dealership down the street charges $33,000.", None),
+    ("Your neighbor bought one for $38,000.", None),
+    ("Someone offered me $32,000 yesterday.", None),
+    ("I have an offer of $33,000 from someone else.", None),
+    ("You could sell it for $20,000 in five years.", None),
+    ("A new engine costs $6,000.", None),
+    ("Buy now or the price goes up to $60,000!", None),
+    ("If I sell it for $25,000 I lose money.", None),
+    ("I would lose money at $25,000.", None),
+    ("I don't think $22,000 is enough.", None),
+    ("$22,000 is an insult.", None),
+    ("$22,000? No way.", None),
+    ("This 2019 Accord is a beauty.", None),
+    ("The Mazda 3000 dream.", None),
+    ("Only 12,000 on the odometer.", None),
+    ("It has 45k on the clock.", None),
+    ("The previous owner put 36,000 on it.", None),
+    ("We have 4000 happy customers.", None),
+    ("Our zip code is 90210.", None),
+    ("Call me at 555 123 4567.", None),
+    ("Das Auto kostet 30.000 Euro.", 30_000),
+    ("El precio es de treinta mil dólares.", None),
+]
 # price, list price, per cent off, dollars off
 DISCOUNTS: list[tuple[str, tuple[int | None, int | None, float, int]]] = [
     ("I can take 10% off.", (None, None, 10.0, 0)),
@@ -503,6 +578,11 @@ DISCOUNTS: list[tuple[str, tuple[int | None, int | None, float, int]]] = [
     ("I could drop the price by a thousand dollars", (None, None, 0.0, 1_000)),
     ("I'll take another $500 off for you", (None, None, 0.0, 500)),
     ("save up to $3,000", (None, None, 0.0, 3_000)),
+    ("I'll save you $3,000", (None, None, 0.0, 3_000)),
+    ("You'd save $5,000 compared to the list price.", (None, None, 0.0, 0)),
+    ("That's a saving of $5,000.", (None, None, 0.0, 0)),
+    ("I could come down another thousand.", (None, None, 0.0, 1_000)),
+    ("There's a $3,000 rebate on top.", (None, None, 0.0, 3_000)),
     ("$1,000 cash back", (None, None, 0.0, 1_000)),
     ("100% off", (None, None, 0.0, 0)),
     ("0% financing", (None, None, 0.0, 0)),
@@ -865,6 +945,61 @@ def test_every_act_has_words_in_every_manner() -> None:
     assert all(set(manners) == {"warm", "plain", "short"} for manners in seller.values())
     notice = (resources.files("env_servers.tasks") / "assets" / "README.md").read_text()
     assert "car_buyer_lines.txt" in notice and "car_seller_lines.txt" in notice
+
+
+HAGGLED = ["Which brand?", "I have a Tesla truck with heated seats and a sunroof.", "It costs $60,000."]
+
+
+@pytest.mark.parametrize(
+    ("line", "agrees"),
+    [
+        ("I accept.", True),
+        ("Well, I'll accept your offer.", True),
+        ("Okay, deal.", True),
+        ("That works for me.", True),
+        ("We can meet your price.", True),
+        ("Sold!", True),
+        ("I can't accept that.", False),
+        ("I would never say it's a deal.", False),
+        ("There is no way I'd accept that.", False),
+        ("It's a deal breaker.", False),
+        ("If you sign today, it's a deal.", False),
+        ("We accept trade-ins.", False),
+        ("I'll take that into account.", False),
+        ("I'll meet you at the lot tomorrow.", False),
+        ("This model has sold well.", False),
+        ("The sunroof is new, and it works perfectly.", False),
+    ],
+)
+def test_the_buyer_pays_its_own_offer_only_to_a_seller_who_takes_it(line: str, agrees: bool) -> None:
+    before, state = after(TESLA, *HAGGLED), after(TESLA, *HAGGLED, line)
+    assert before.offer is not None and before.decision == ""
+    assert (state.decision, state.price) == (("accept", before.offer) if agrees else ("", before.price))
+
+
+def test_what_is_denied_is_not_heard() -> None:
+    wished = ["Which features?", "Which features else?"]
+    for line in (
+        "You want heated seats and a sunroof. I don't have those.",
+        "It does not have everything you asked for.",
+    ):
+        assert not after(TESLA, *wished, line).features, line
+    assert after(TESLA, *wished, "It has everything you asked for.").features == {"heated seats", "sunroof"}
+    assert not read_line("It is not very safe, and the mats are not free.").reasons
+    assert not read_line("The mats are not free.").extras
+    assert not read_line("There is no need to hurry.").pushes
+    assert read_line("At no extra cost you get winter tires.").extras == ("tires",)
+    assert read_line("Not only is it safe, it is reliable.").reasons == ("safety", "reliability")
+
+
+def test_no_price_is_accepted_that_the_seller_did_not_ask() -> None:
+    """A car that is just as wished, and then every line of which no price is read: the buyer never buys."""
+    for strategy in STRATEGIES:
+        buyer = TESLA._replace(strategy=strategy, budget=90_000)
+        for text, price in PRICES:
+            if price is None:
+                state = after(buyer, "I have a Tesla truck with heated seats and a sunroof, and free mats.", text)
+                assert state.price is None and state.decision != "accept", text
 
 
 # The sellers ---------------------------------------------------------------------------------------------------------

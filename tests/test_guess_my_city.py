@@ -119,7 +119,7 @@ def test_golden_transcript() -> None:
         assert (step.observation, step.reward, step.legal) == (answer, reward, True), question
     assert (step.terminated, step.truncated, step.end_reason, step.success) == (True, False, "guessed", True)
     assert env.info == {
-        "city": "Paris", "country": "France", "not_understood": 1, "partner": "knowledge", "partner_revision": "1",
+        "city": "Paris", "country": "France", "not_understood": 1, "partner": "knowledge", "partner_revision": "2",
         "answers": "free", "cities": 100,
     }  # fmt: skip
 
@@ -457,6 +457,107 @@ def test_other_wordings_and_negation_agree() -> None:
         for frame, turned in FRAMES.items():
             question = frame.format(predicate.upper() if frame.isupper() else predicate)
             assert (truth(question) == plain ^ turned).all(), question
+
+
+def test_other_peoples_wordings_agree() -> None:
+    """Groups of questions that ask the same, or the opposite, for all cities."""
+    group, asked = "", 0
+    found: np.ndarray[Any, Any] = np.zeros(0)
+    for line in (HERE / "guess_my_city_groups.txt").read_text(encoding="utf-8").splitlines():
+        sign, text = line[:1], line[2:]
+        if sign == "=":
+            group, found = text, np.zeros(0)
+        elif sign in ("+", "-"):
+            asked += 1
+            yes = truth(text) ^ (sign == "-")
+            found = found if found.size else yes
+            assert (yes == found).all(), (group, text)
+    assert asked >= 350
+
+
+AGREEING = (  # an open question, a pattern for its answer, what must then be true of each name that the pattern finds
+    ("What continent is it on?", r"(?:It is in|two continents,) (.+)\.", "Is it in {}?"),
+    ("Where is it?", r"It is in (.+)\.", "Is it in {}?"),
+    ("What language do people speak?", r"speak (.+)\.", "Do people speak {}?"),
+    ("What language do people speak?", r"speak (\w+)\.", "Is {} the language?"),
+    ("What is the currency?", r"called the (.+)\.", "Do people pay with the {}?"),
+    ("Which river runs through it?", r"The (.+) runs", "Does the {} River run through it?"),
+    ("Which river runs through it?", r"(A|The) .*", "Is there a river?"),
+    ("Which river runs through it?", r"No large", "Is there no river?"),
+    ("Which sea is it on?", r"lies on the (.+)\.", "Does it lie on the {}?"),
+    ("Which sea is it on?", r"lies on the ", "Is it on the coast?"),
+    ("Which sea is it on?", r"but close", "Is it near the sea but not on the coast?"),
+    ("Which sea is it on?", r"neither|far from", "Is it far from the sea?"),
+    ("What is the most popular sport?", r"there is (.+)\.", "Is {} the most popular sport?"),
+    ("Which side of the road do they drive on?", r"the (\w+) side", "Do people drive on the {}?"),
+    ("In which part of the country is it?", r"in the (north|east|south|west)\w* of", "Is it in the {} of its country?"),
+    ("What is the population?", r"less than a million", "Does it have less than a million people?"),
+    ("What is the population?", r"between (\w+) and", "Does it have at least {} million people?"),
+    ("What is the population?", r"and (\w+) million", "Does it have less than {} million people?"),
+    ("What is the population?", r"more than (\w+) million", "Does it have over {} million people?"),
+    ("What is the religion?", r"Most people there are (.+)\.", "Are most people {}?"),
+    ("What is the religion?", r"Most religious people there are (.+)\.", "Is it a {} city?"),
+    ("What is the religion?", r"Buddhis[mt]", "Is Buddhism practiced there?"),
+    ("Which countries border yours?", r"borders (.+)\.", "Does the country border {}?"),
+    ("Who ruled it as a colony?", r"ruled by the (.+)\.", "Was it ruled by the {}?"),
+    ("Who ruled it as a colony?", r"never", "Was it never a colony?"),
+    ("What are the colours of the flag?", r"flag are (.+)\.", "Is there {} in the flag?"),
+    ("Which hemisphere is it in?", r"north of", "Is it in the northern hemisphere?"),
+    ("Which hemisphere is it in?", r"south of", "Is it south of the equator?"),
+    ("Which hemisphere is it in?", r"in the tropics", "Is it in the tropics?"),
+    ("What time zone is it in?", r"are (\d+) hours ahead", "Is it in the time zone UTC+{}?"),
+    ("What time zone is it in?", r"are (\d+) hours behind", "Is it {} hours behind Greenwich?"),
+    ("How high is it?", r"(?:more than|between) (\d+)", "Is it at least {} metres above sea level?"),
+    ("How high is it?", r"(?:less than|and) (\d+)", "Is it less than {} metres above sea level?"),
+    ("How old is it?", r"(?:more than|between) (\d+)", "Is it at least {} years old?"),
+    ("How old is it?", r"(?:less than|and) (\d+)", "Is it less than {} years old?"),
+)
+
+
+def test_open_questions_and_yes_no_questions_agree() -> None:
+    for question, pattern, asking in AGREEING:
+        answers = meaning(question)
+        assert answers is not None, question
+        found = [re.search(pattern, answer) for answer in answers]
+        assert any(found), (question, pattern)
+        for number, match in enumerate(found):
+            if match is not None:
+                for name in re.split(r", | and ", match[1]) if match.re.groups else [""]:
+                    assert truth(asking.format(name))[number], (NAMES[number], match[0], asking.format(name))
+
+
+@pytest.mark.parametrize(
+    ("question", "yes", "no"),
+    [
+        ("Does everyone speak Hindi there?", "Yes, they do.", "No, they do not."),
+        ("You're from Asia, right?", "Yes, I am.", "No, I am not."),
+        ("There's a famous mosque, isn't there?", "Yes, there is.", "No, there is not."),
+        ("Would I find the Red Fort there?", "Yes, you would.", "No, you would not."),
+        ("Could it be in India?", "Yes, it is.", "No, it is not."),
+        ("Over ten million?", "Yes, that is so.", "No, that is not so."),
+        ("Is Hindi not spoken there?", "No, it is.", "Yes, it is not."),
+        ("Are mosques not found there?", "No, they are.", "Yes, they are not."),
+        ("Can I see the Red Fort?", "Yes, you can.", "No, you cannot."),
+        ("Is it false that it is in India?", "No, it is.", "Yes, it is not."),
+    ],
+)
+def test_answers_are_grammatical_and_unambiguous(question: str, yes: str, no: str) -> None:
+    assert (said(question, "Delhi"), said(question, "Lima")) == (yes, no)
+
+
+def test_a_choice_between_all_there_is_gets_the_answer_itself() -> None:
+    assert said("Is it in the northern or the southern hemisphere?", "Sydney") == "It is south of the tropics."
+    assert said("Is it coastal or inland?", "Moscow") == "It lies neither on the sea nor close to it."
+    assert said("Is it known for any landmarks or museums?", "Moscow").startswith("Yes,")
+
+
+def test_slips_of_the_pen_are_put_right_but_no_names() -> None:
+    assert said("what langauge do poeple speek", "Rome") == "People there speak Italian."
+    assert said("whats teh wether like?", "London") == said("What is the weather like?", "London")
+    assert truth("Does its name start with R?").sum() == 2, "Rio de Janeiro and Rome"
+    for question in ("si it Rome?", "Is it Bangkock?", "Is it Kario?", "Is the dessert good?", "Is it in Cook County?"):
+        assert meaning(question) is None, question
+        assert guess(question) is None, question
 
 
 def test_or_and_and_are_logical() -> None:

@@ -15,7 +15,7 @@ from env_servers import partners, prompts, tasks
 from env_servers.partners import Answer, Exchange, Query, find_partner
 from env_servers.play import episode_starts, play
 from env_servers.prompts import Message, read_line, voice_of
-from env_servers.tasks import make_policy
+from env_servers.tasks import make_env, make_policy
 from trainers.load import hash_policy
 from trainers.model_partner import ModelPartner
 from trainers.scratch import new_model
@@ -185,6 +185,31 @@ def test_a_chat_template_is_taken_where_there_is_one() -> None:
     assert causal("twenty_questions", chat=True, prompt="paper").prompt_text(asked).startswith("Answer the question")
     with pytest.raises(ValueError, match="has no chat template; leave prompt out, or set it to paper"):
         causal("twenty_questions", prompt="chat")
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_at_the_limit_a_buyer_goes_on_with_its_own_last_line(chat: bool) -> None:
+    """As the paper trained its buyer: the decision follows the line that it has just said, in the same answer."""
+    partner = causal("car_dealer", chat=chat)
+    asked: list[Query] = []
+
+    class Undecided:
+        name, revision = "undecided", "1"
+
+        def answer(self, queries: Any) -> list[Any]:
+            asked.extend(queries)
+            return [Answer(f"I want it cheaper, {len(query.exchanges)}.") for query in queries]
+
+    env = make_env("car_dealer")
+    env.partner = Undecided()
+    env.reset(1)
+    steps = [env.step(f"It is {number}.") for number in range(1, 26)]
+    assert [step.end_reason for step in steps[-1:]] == ["line_limit"] and len(asked) == 26
+    before, once_more = map(partner.prompt_text, asked[-2:])
+    assert once_more == f"{before}I want it cheaper, 24. Output: Decision="
+    assert "I want it cheaper, 23." in before and "I want it cheaper, 24." not in before
+    (answer,) = partner.answer(asked[-1:])
+    assert isinstance(answer, Answer), "and it is answered"
 
 
 QUESTIONS = ["Can it fly?", "Hm?", "Is it bigger than a car and does it have wings of metal?", "Is it alive?", "Why?"]

@@ -30,7 +30,7 @@ from env_servers.tasks.car_money import CHEAPEST
 from env_servers.tasks.car_talk import Line, dollars, feature_list, filled, read_line, spoken_lines
 from env_servers.tasks.car_words import FEATURES
 
-REVISION = "1.0"  # raised whenever an answer would be another
+REVISION = "1.1"  # raised whenever an answer would be another
 MANNERS = {
     "polite": "kind", "respectful": "kind", "sarcastic": "sarcastic", "talkative": "talkative",
     "uncommunicative": "terse",

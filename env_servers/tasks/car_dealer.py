@@ -6,8 +6,8 @@ none of which the seller is shown. A buyer's line with a decision in it,
 
     Output: Decision=Accept MSRP=$50,000 Buy Price=$45,000
 
-ends the episode, and the seller does not see the decision. After 25 lines of each the buyer is asked for its decision
-once more; where it gives none, the episode is cut.
+ends the episode, and the seller does not see the decision. After 25 lines of each the buyer is asked once more to go on
+with its last line, to which the beginning of a decision is added; where it gives none, the episode is cut.
 
 Reward: 0 but for the seller's last action, which gets by `reward`: `revenue` the sale price in thousands of dollars
 (default, returns in [0, 90]), `price` in dollars; `fancy` what the paper's code pays by default: price / ((budget +
@@ -96,6 +96,12 @@ def read_decision(text: str) -> tuple[str, Decision | None]:
     accept = (verdict[2].lower() == "accept") and not verdict[1]
     price = _amount(_PRICE.search(rest)) or 0
     return shown.strip(), Decision(accept, _amount(_MSRP.search(rest)), price if accept else 0)
+
+
+def _completed(answer: str) -> str:
+    """The decision that was begun for the partner, who is asked for the rest and may repeat the beginning."""
+    goes_on = _VERDICT.match(answer.lstrip())
+    return answer if goes_on is None and _BEGINS.search(answer) else DECISION + answer
 
 
 def _amount(found: re.Match[str] | None) -> int | None:
@@ -226,9 +232,7 @@ class CarDealer(Env):
         """Go on with what the buyer said, in full."""
         self._answers.append(answer)
         if self._asked_again:
-            # A partner is asked for what comes after the prefix; one that repeats it is understood as well.
-            repeats = answer.lstrip().lower().startswith(DECISION.lower())
-            self._decision = read_decision(answer if repeats else DECISION + answer)[1]
+            self._decision = read_decision(_completed(answer))[1]
             if self._decision is None:
                 return Step.end(self._shown, 0.0, "line_limit", success=False, cut=True)
             return self._end()
@@ -237,7 +241,8 @@ class CarDealer(Env):
             return self._end()
         if self._lines == LINES:
             self._asked_again = True
-            return self._ask(DECISION)
+            # As the paper's buyer was trained: its own line, and the decision after a space.
+            return self._ask(f"{self._shown} {DECISION}".lstrip())
         self._exchanges.append(Exchange(self._said, answer))
         return Step.ongoing(self._shown, 0.0)
 

@@ -11,7 +11,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from env_servers.tasks import car_words as words
+
 CHEAPEST = 2_000
+# Of prices that are asked in one text, one of less than the highest divided by this is for something else than the car.
+SAME_CAR = 6
 # No number is read as more than this, so that nothing downstream has to fear long ones.
 LARGEST = 10**12
 
@@ -83,108 +87,32 @@ def _in_digits(found: re.Match[str]) -> str:
 
 _NUMBER = re.compile(
     r"(?<![\w.,])(?<![0-9]-)(?P<minus>(?:negative |minus )?-?)(?P<sign>(?:us)?\$ ?)?(?P<inner>-)?"
-    r"(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?P<fraction>\.[0-9]+)?"
+    r"(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?![0-9]|,[0-9])(?P<fraction>\.[0-9]+)?"
     r"(?P<scale> ?(?:k|grand|thousand|thou|hundred|million|mil)\b)?(?P<unit> ?(?:dollars?|bucks|usd)\b)?"
+)
+# Thousands set apart by spaces, where a sign or a unit says that it is money: `$45 000`, `45 000 dollars`
+_SPACED = re.compile(
+    r"(?<![\w.,])(?:(?<=\$)|(?=[0-9 ]+(?:\$|dollars?\b|bucks\b|usd\b)))[0-9]{1,3}(?: [0-9]{3})+(?![0-9]|,[0-9])"
 )
 _MULTIPLIERS = {
     "k": 1_000, "grand": 1_000, "thousand": 1_000, "thou": 1_000, "hundred": 100, "million": 10**6, "mil": 10**6,
 }  # fmt: skip
-_RANGE = re.compile(r"(?<![\w.,])(\$ ?)?([0-9]{1,3})( ?(?:-|to) ?)(\$ ?)?([0-9]{1,3}) ?(?:k|grand|thousand)\b")
+_RANGE = re.compile(r"(?<![\w.,])(\$ ?)?([0-9]{1,3})( ?(?:-|to|and) ?)(\$ ?)?([0-9]{1,3}) ?(?:k|grand|thousand)\b")
 _PERCENT = re.compile(
     r"(?<![\w.,])(?P<minus>(?:negative |minus )?-?)(?P<digits>[0-9]+(?:\.[0-9]+)?) ?(?:%|percent|per cent)"
 )
 _NO_MONEY = re.compile(
     r" ?%|[- ]?(?:percent|per cent|miles?|mi|mpg|km|kilomet\w+|hp|horse\w*|rpm|cc|lbs?|pounds|tons?|years?|yrs?|yr|"
-    r"months?|mos?|weeks?|days?|hours?|minutes?|mins?|seconds?|seats?|seater|inch\w*|people|passengers?|customers?|drivers?|"
-    r"owners?|buyers?|reviews?|stars?|points?|doors?|speed|cylinders?|airbags?|watts?|kwh|volts?|feet|square|st|nd|"
-    r"rd|th|times|x|models?|rows?|speakers?|cameras?|cars?|vehicles?|options?|colou?rs?|keys?|other|of|more|to|on|and)\b|"
+    r"months?|mos?|weeks?|days?|hours?|minutes?|mins?|seconds?|seats?|seater|inch\w*|people|passengers?|"
+    r"(?:(?:happy|satisfied|other|new|loyal|previous) )?(?:customers?|drivers?|owners?|buyers?)|reviews?|stars?|"
+    r"points?|doors?|speed|cylinders?|airbags?|watts?|kwh|volts?|feet|square|st|nd|rd|th|times|x|models?|rows?|speakers?|"
+    r"cameras?|cars?|vehicles?|options?|colou?rs?|keys?|other|of|more|to|on|and)\b|"
     r"[-\"/:]"
 )
 _JOINING = frozenset({"to", "and", "on", "-", "/", ":"})  # what may follow a number that is money all the same
 _YEARS = range(1950, 2040)
+_BESIDE_NUMBER = re.compile(r"[0-9] $")
 _AMOUNT_ENDS = re.compile(r"(?:[0-9]k?|dollars|bucks|grand) $")
-
-# What stands before or after a number in its clause -------------------------------------------------------------------
-_PERIOD_AFTER = re.compile(
-    r" ?(?:/|a |per |each |every )? ?-?(?:months?|mo|monthly|weeks?|weekly|years?|annually|yr)\b"
-)
-_DOWN_AFTER = re.compile(r" (?:cash )?down\b(?! (?:to|from))")
-_OFF_AFTER = re.compile(
-    r" ?(?:in |of |as a |straight |right |price )?(?:off|less(?! [0-9$])|discount|cheaper|rebate|cash ?back|back|"
-    r"savings?|reduction|lower|markdown|price cut|below|under)\b"
-)
-_TAKEN_AFTER = re.compile(r" (?:from|off|out of)\b")
-_TAKING = re.compile(r"\b(?:knock|tak|shav|cut|deduct|trim|slash|subtract|remov)\w*\b[^$0-9]{0,25}$")
-_OFF_BEFORE = re.compile(
-    r"\b(?:(?:knock|tak|shav)\w*(?: \w+)? off|knock\w*|shav\w*|slash\w*|deduct\w*|trim\w*|sav(?:e|es|ing)|subtract\w*|"
-    r"discount(?: of)?|rebate(?: of)?|reduction(?: of)?|savings?(?: of)?|markdown(?: of)?|off(?: of)?)"
-    r"(?: (?:you|up to|about|around|almost|nearly|over|another|an|a|additional|extra|further|full|even|by|of|is|the|"
-    r"price|it|that))* ?$"
-)
-_TO_BEFORE = re.compile(r"(?<!up )\bto ?$")
-_LOWERED_BY = re.compile(
-    r"\b(?:reduc|lower|drop|cut|com|bring|go|going|decreas|discount|mark|slash|knock|down)\w*\b.{0,40}\bby"
-    r"(?: (?:about|around|another|an extra|an additional|up to|a further|a))* ?$"
-)
-_NONE_BEFORE = re.compile(
-    r"\b(?:extra|additional|add|adds|adding|plus|fees?|tax|taxes|credits?|insurance|deposit|trade[- ]?in|upgrade|"
-    r"package|gift card|bonus|month|monthly|payments?|instal\w+|leas(?:e|ed|ing)|increas\w+ by|rais\w+ by|go up by|"
-    r"saves? you)\b[^$0-9]{0,14}$"
-)
-_NONE_AFTER = re.compile(
-    r" ?(?:extra\b|gift|deposit|trade|fees?\b|in (?:fees|tax|taxes|fuel|gas|value|accessories|extras)|worth of|"
-    r"of (?:free|extras|accessories)|down payment|bonus|instal|(?:federal |state |ev |government )*(?:tax )?credits?\b|"
-    r"(?:federal |state |government )*incentives?\b)"
-)
-_WORTH_BEFORE = re.compile(r"\b(?:worth|valued?)\b[^$0-9]{0,25}$")
-_ELSEWHERE = re.compile(
-    r"\b(?:competit\w+|other (?:dealers?|shops?|places?)|elsewhere|on average|online)\b[^$0-9]{0,25}$"
-)
-_WORTH_AFTER = re.compile(r" (?:value|worth|elsewhere|online|at other)\b")
-_LIST_BEFORE = re.compile(
-    r"\b(?:msrp|sticker|list|listed|lists|retail|retails|retailing|original|originally|normally|usual|usually|regular|"
-    r"regularly|typically|from|instead of|rather than|market (?:value|price)|used to (?:be|cost)|book value|"
-    r"was(?! (?:thinking|hoping|going|able|wondering))|were)\b[^$0-9]{0,25}$"
-)
-_LIST_AFTER = re.compile(r" (?:msrp|sticker|list|retail)\b")
-_START_BEFORE = re.compile(r"\bstart\w*\b[^$0-9]{0,20}$")
-_YOURS_BEFORE = re.compile(
-    r"\b(?:your (?:(?:budget|offer|limit|max|maximum|range|proposal|bid|number|figure|suggestion)\b[^$0-9]{0,12})?|"
-    r"you(?:'ve|'d| have| had)? (?:said|offered|mentioned|proposed|suggested|asked|named|wanted|want to (?:pay|spend)|"
-    r"can (?:spend|afford|pay))\b[^$0-9]{0,16})$"
-)
-_REFUSED_BEFORE = re.compile(
-    r"\b(?:can't|cannot|can not|won't|will not|couldn't|could not|wouldn't|would not|unable to|not able to|"
-    r"not going to|never)(?: (?:just|really|simply|possibly|ever|even|be able to|afford to))*"
-    r"(?: (?:do|go|accept|take|sell|let|give|offer|agree|match|drop|lower|meet|make)\b(?P<between>.*)| ?)$|"
-    r"\b(?:not|isn't)(?: for| at| to)? ?$"
-)
-_FLOOR = re.compile(r"\b(?:lower|less|below|under|beneath|further|cheaper|more|beyond|over)\b")
-_REFUSED_AFTER = re.compile(
-    r" ?(?:is|would be|'s|was)? ?(?:just |simply |far |way |a bit |much )?(?:too low|too little|"
-    r"not (?:possible|enough|going to)|impossible|isn't|won't|doesn't|can't|below (?:my|our|the) cost)"
-)
-_SHORT_BEFORE = re.compile(
-    r"\b(?:do|to|about|say|at|for|offer|offer you|take|is|be|it's|make it|you)(?: (?:only|just|about))? $"
-)
-_SHORT_AFTER = re.compile(
-    r" ?(?:$|[.,;!?]|and\b|but\b|then\b|for (?:it|you|the|this|that)\b|out the door\b|flat\b|firm\b)"
-)
-_CLAUSE_END = re.compile(r"[.!?;,:](?=\s|$)|\b(?:but|however|although|though)\b|[()]")
-_DISCOUNT_WORDS = re.compile(
-    r"\b(?:off|discount\w*|less|lower\w*|reduc\w+|knock\w*|shav\w*|sav(?:e|es|ing|ings)|cut|slash\w*|drop\w*|rebate|"
-    r"markdown|cheaper|down by|below|under|minus|deduct\w*)\b"
-)
-_OTHER_PERCENT = re.compile(
-    r" (?:apr|financ\w+|interest|down|electric|satisf\w+|sure|certain|guarantee\w*|happy|"
-    r"of (?:the|our|all|my)? ?(?:drivers|customers|buyers|people|owners))"
-)
-_HALF = re.compile(r"\bhalf (?:price|off|the price)\b")
-_ON_TOP = re.compile(r"\b(?:but|and|then|minus|less|can|could|will|i'll|we'll|take|knock|give|plus)\b|,")
-_NET = re.compile(
-    r"\b(?:after|which is|that's|that is|including|includes|reflect\w*|already|thanks to|so|because of|meaning)\b"
-)
-_AGREES = re.compile(r"\b(?:accept|deal|agree\w*|works|fine|sold|ok|okay|can do|will do|take it|meet)\b")
 
 
 def read_prices(text: str) -> Prices:
@@ -193,11 +121,12 @@ def read_prices(text: str) -> Prices:
     Args:
         text: In lower case, with plain quotes and dashes and single spaces, as `car_talk.plain` gives it.
     """
-    if not any(letter.isdigit() for letter in text) and not _WORDS.search(text) and not _HALF.search(text):
+    if not any(letter.isdigit() for letter in text) and not _WORDS.search(text) and not words.HALF.search(text):
         return Prices()
     text = _WORDS.sub(_in_digits, text)
-    text = _RANGE.sub(r"\g<1>\g<2>k\g<3>\g<4>\g<5>k", text.replace("$ ", "$")) if "$" in text or "k" in text else text
-    ends = [match.end() for match in _CLAUSE_END.finditer(text)]
+    text = _SPACED.sub(lambda found: found[0].replace(" ", ""), text.replace("$ ", "$"))
+    text = _RANGE.sub(r"\g<1>\g<2>k\g<3>\g<4>\g<5>k", text)
+    ends = [match.end() for match in words.CLAUSE_END.finditer(text)]
     found = [money for match in _NUMBER.finditer(text) if (money := _classify(text, match, ends)) is not None]
     percent, percent_at = _percent_off(text)
     return _combine(text, found, percent, percent_at)
@@ -229,15 +158,35 @@ def _classify(text: str, match: re.Match[str], ends: list[int]) -> _Money | None
         follows = word[0].strip()
         if not (value >= CHEAPEST and follows in _JOINING) and not (sure and follows in ("of", "more")):
             return None
+    if (
+        not match["sign"]
+        and not match["unit"]
+        and (words.OTHER_BEFORE.search(before) or words.OTHER_AFTER.match(after))
+    ):
+        return None
     if match["minus"] or match["inner"]:
         return _Money("off", value, match.start("digits"), end) if _subtracts(text, match) else None
     if not sure and value < 1_000:
-        if not (8 <= value <= 150 and _SHORT_BEFORE.search(before) and _SHORT_AFTER.match(text[end : end + 40])):
+        short = words.SHORT_BEFORE.search(before) and words.SHORT_AFTER.match(text[end : end + 40])
+        if not short or not 8 <= value <= 150:
             return _Money("off", value, start, end) if _is_off(before, after) and value >= 100 else None
         value *= 1_000
-    elif not sure and value in _YEARS and value % 500 and "," not in match[0]:
-        return None
-    return _Money(_kind(before, after, value), value, start, end)
+    elif (
+        not sure
+        and "," not in match[0]
+        and (
+            (value in _YEARS and value % 500)
+            or words.MODEL_BEFORE.search(before)
+            or _BESIDE_NUMBER.search(text[:start])
+        )
+    ):
+        return None  # a year, a model, a telephone
+    kind = _kind(before, after, value)
+    if kind == "offer" and _asks_budget(text, start, end):
+        kind = "yours"
+    elif kind == "offer" and words.REJECTED_NEXT.match(text, end):
+        kind = "none"
+    return _Money(kind, value, start, end)
 
 
 def _subtracts(text: str, match: re.Match[str]) -> bool:
@@ -246,34 +195,33 @@ def _subtracts(text: str, match: re.Match[str]) -> bool:
 
 
 def _is_off(before: str, after: str) -> bool:
-    if _OFF_AFTER.match(after) or (_TAKEN_AFTER.match(after) and _TAKING.search(before)) or _LOWERED_BY.search(before):
+    if words.OFF_AFTER.match(after) or words.LOWERED_BY.search(before):
         return True
-    return bool(_OFF_BEFORE.search(before)) and not _TO_BEFORE.search(before)
+    if words.TAKEN_AFTER.match(after) and words.TAKING.search(before):
+        return True
+    return bool(words.OFF_BEFORE.search(before)) and not words.TO_BEFORE.search(before)
 
 
 def _kind(before: str, after: str, value: int) -> str:
-    if _PERIOD_AFTER.match(after) or _DOWN_AFTER.match(after):
+    if words.RATE.match(after) or words.SAVED.search(before):
         return "none"
+    if words.PART_OF.search(before):  # "20% off the $50,000 sticker"
+        return "list"
     if _is_off(before, after):
         return "off"
-    if _NONE_AFTER.match(after) or _NONE_BEFORE.search(before):
-        return "none"
     if value < CHEAPEST:
         return "none"
-    if _ELSEWHERE.search(before):
-        return "none"
-    if _WORTH_BEFORE.search(before) or _WORTH_AFTER.match(after):
-        return "worth"
-    refused = _REFUSED_BEFORE.search(before)
-    if refused and "why not" not in before and not _FLOOR.search(refused["between"] or ""):
-        return "none"
-    if _REFUSED_AFTER.match(after):
-        return "none"
-    if _YOURS_BEFORE.search(before):
-        return "yours"
-    if (_LIST_BEFORE.search(before) and not _START_BEFORE.search(before)) or _LIST_AFTER.match(after):
-        return "list"
-    return "offer"
+    return next((rule.kind for rule in words.RULES if rule.fits(before, after)), "offer")
+
+
+def _asks_budget(text: str, start: int, end: int) -> bool:
+    """Whether a number stands in a question about the other's money."""
+    ends = [0, *(match.end() for match in words.SENTENCE_END.finditer(text, 0, start))]
+    stop = words.SENTENCE_END.search(text, end)
+    if stop is None or stop[0] != "?":
+        return False
+    before = text[ends[-2] : ends[-1]] if len(ends) > 1 and words.GOES_ON.match(text, ends[-1]) else ""
+    return words.BUDGET.search(before + text[ends[-1] : start]) is not None
 
 
 def _percent_off(text: str) -> tuple[float, int]:
@@ -284,23 +232,25 @@ def _percent_off(text: str) -> tuple[float, int]:
         sentence = re.split(r"[.!?](?:\s|$)", sentence, maxsplit=1)[0]
         if (
             (match["minus"] and not _subtracts(text, match))
-            or _OTHER_PERCENT.match(text[match.end() :])
-            or not _DISCOUNT_WORDS.search(sentence)
+            or words.OTHER_PERCENT.match(text[match.end() :])
+            or not words.DISCOUNT_WORDS.search(sentence)
         ):
             continue
         value = float(match["digits"][:6])
         if best < value < 100:
             best, place = value, match.start("digits")
-    if not best and (half := _HALF.search(text)):
+    if not best and (half := words.HALF.search(text)):
         best, place = 50.0, half.start()
     return best, place
 
 
 def _combine(text: str, found: list[_Money], percent: float, percent_at: int) -> Prices:
     """One statement on the price from all that was found."""
-    offers = [money for money in found if money.kind == "offer"]
     lists = [money for money in found if money.kind == "list"]
-    if not offers and _AGREES.search(text):
+    offers = [money for money in found if money.kind == "offer"]
+    highest = max((money.value for money in offers), default=0)
+    offers = [money for money in offers if money.value * SAME_CAR >= highest]
+    if not offers and words.AGREEING.search(text):
         offers = [money for money in found if money.kind == "yours"]
     offs = [money for money in found if money.kind == "off"]
     amount = max((money.value for money in offs), default=0)
@@ -311,7 +261,7 @@ def _combine(text: str, found: list[_Money], percent: float, percent_at: int) ->
         higher = [money.value for money in found if money.kind in ("list", "worth") and money.value > offer.value]
         list_price = max(higher, default=None)
         between = text[offer.end : discount_at] if discount_at > offer.end else ""
-        if not discounted or not between or _NET.search(between) or not _ON_TOP.search(between):
+        if not discounted or not between or words.NET.search(between) or not words.ON_TOP.search(between):
             return Prices(offer.value, list_price, discounted=discounted)
         return _taken_off(offer.value, max(list_price or 0, offer.value), percent, amount)
     if lists:

@@ -100,14 +100,14 @@ def read_line(text: str) -> Line:
             continue
         question = sentence.endswith("?") or bool(words.ASKS.match(sentence))
         asks = asks or (question and words.YOU.search(sentence) is not None)
-        has_it = has_it or (not question and words.HAS_IT.search(sentence) is not None)
+        has_it = has_it or (not question and _says(words.HAS_IT, sentence))
         items.read(sentence, question)
         if question or words.TELL.search(sentence):
             topics |= _found(words.TOPICS, sentence)
         if not question:
-            reasons |= _found(words.REASONS, sentence)
-            agrees = agrees or bool(words.AGREES.search(sentence))
-        if words.FREE.search(sentence):
+            reasons |= {name: None for name, pattern in words.REASONS.items() if _says(pattern, sentence)}
+            agrees = agrees or _says(words.AGREES, sentence, words.CONDITION)
+        if _says(words.FREE, sentence):
             extras |= _found(words.EXTRAS, sentence)
         if words.FREE_CREDIT.search(sentence):
             extras |= {"financing": None}
@@ -115,7 +115,7 @@ def read_line(text: str) -> Line:
         del topics["needs"]
     return Line(
         prices=read_prices(said),
-        **items.claims(bool(words.HAS_THEM.search(said))),
+        **items.claims(_says(words.HAS_THEM, said)),
         topics=tuple(topics),
         reasons=tuple(reasons),
         extras=tuple(extras),
@@ -123,8 +123,8 @@ def read_line(text: str) -> Line:
         agrees=agrees,
         asks=asks,
         has_it=has_it,
-        repeats_wishes=bool(words.ALL_WISHES.search(said)),
-        pushes=bool(words.PUSHES.search(said)) or _shouted(text[:HEARD]),
+        repeats_wishes=_says(words.ALL_WISHES, said),
+        pushes=_says(words.PUSHES, said) or _shouted(text[:HEARD]),
         insults=bool(words.INSULTS.search(said)),
         words=len(said.split()),
     )
@@ -132,6 +132,17 @@ def read_line(text: str) -> Line:
 
 def _found(patterns: Mapping[str, re.Pattern[str]], sentence: str) -> dict[str, None]:
     return dict.fromkeys(name for name, pattern in patterns.items() if pattern.search(sentence))
+
+
+def _says(pattern: re.Pattern[str], text: str, unless: re.Pattern[str] | None = None) -> bool:
+    """Whether a text says what the pattern finds, and neither denies it nor has `unless` before it."""
+    for match in pattern.finditer(text):
+        begin = max(0, *(text.rfind(mark, 0, match.start()) for mark in (". ", "! ", "? ", " but ", " and ")))
+        if words.NEGATED.search(text, begin, match.start()):
+            continue
+        if unless is None or not unless.search(text, 0, match.start()):
+            return True
+    return False
 
 
 class _Items:

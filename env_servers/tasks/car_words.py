@@ -1,4 +1,4 @@
-"""The words that `car_talk` listens for: names of brands, types and features, topics, reasons, extras, and tone.
+"""The words that `car_talk` and `car_money` listen for: names, topics, reasons, extras, tone, what prices stand beside.
 
 All patterns are for plain text: lower case, single spaces, plain quotes (`car_talk.plain`).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 # The paper's lists, in its order: buyers are drawn from them.
 BRANDS = (
@@ -198,12 +199,214 @@ INSULTS = _words(
     "pathetic", "clueless", "ignorant", "get (?:out|lost)", "waste of (?:my )?time", "wasting my time",
     "you can't afford", "too poor",
 )  # fmt: skip
-_OFFER = "your (?:price|offer|number)"
+# The seller takes the buyer's offer, in words that say no more: "I accept trade-ins" is another matter.
+_OFFER = r"(?:that|this|it|(?:your|the) (?:last |final |counter ?)?(?:price|offer|number|bid|proposal|deal|terms))"
+_NO_MORE = r"(?= *(?:[.,;:!)]|$|and\b|then\b|too\b|of \$|for you\b|gladly\b|right now\b|today\b))"
 AGREES = re.compile(
-    r"\b(?:i accept|we accept|accept(?:ed)?(?: your| that| the)|agreed|sold|shake on it|let's do it|it's a deal|"
-    r"(?:you|we)(?:'ve| have)? (?:got |have )?(?:yourself )?a deal|i(?:'ll| will) take (?:your offer|that|it)|"
-    rf"(?:that|{_OFFER}|it) (?:works|is fine|is okay)|"
-    rf"(?:we|i) can (?:do|agree to|accept|live with|meet) (?:that|{_OFFER})|"
-    r"i(?:'ll| will) (?:accept|meet|match|do (?:that|your))|meet your (?:price|offer))\b|"
-    r"^(?:(?:ok|okay|fine|alright|all right),? |(?:great|good), )?deal\b(?! (?:of|on|with|in)\b)"
+    rf"\b(?:i|we)(?:'ll| will| can| do| would| gladly| happily)* (?:accept(?: {_OFFER})?|"
+    rf"(?:take|agree to|do|meet|match|live with|go with) {_OFFER}){_NO_MORE}|"
+    rf"\b(?:(?:offer )?accepted|it's a deal|shake on it|let's do it|(?<!as )(?:i|we)(?:'ve| have)? agreed?){_NO_MORE}|"
+    rf"\b{_OFFER} (?:works|is (?:fine|okay|ok|good|acceptable))(?: (?:for|with|by) (?:me|us))?{_NO_MORE}(?<!it works)|"
+    r"\b(?:you|we)(?:'ve| have)? (?:got |have )?(?:yourself )?a deal\b(?!-| ?breaker)|"
+    r"(?:^|[,;:] )(?:(?:ok|okay|fine|alright|all right|great|good|yes|well|then|it's|consider it),? )*"
+    rf"(?:deal|agreed|sold){_NO_MORE}"
 )
+CONDITION = _words("if", "unless", "until", "once", "when", "as soon as")
+# What makes of a word its contrary, before it in its clause; "not only" does not.
+NEGATED = re.compile(
+    r"\b(?:no|not|never|nothing|none|cannot|without|hardly|\w+n't)\b"
+    r"(?! (?:only|just|problem|doubt|worry|worries|go wrong|wrong))[^,;:]*$"
+)
+
+
+# What stands before or after a number in its clause -------------------------------------------------------------------
+class Rule(NamedTuple):
+    """What the words around a number make of it.
+
+    Attributes:
+        kind: What the number is: a price that is asked (`offer`), `list` price, what things are `worth`, a discount
+            (`off`), what the other said (`yours`), or `none` of these.
+        before: Is found at the end of what stands before the number.
+        after: Matches what stands after it; one of the two is enough.
+        unless: Where this is found before the number, the rule says nothing.
+    """
+
+    kind: str
+    before: re.Pattern[str] | None = None
+    after: re.Pattern[str] | None = None
+    unless: re.Pattern[str] | None = None
+
+    def fits(self, before: str, after: str) -> bool:
+        """Whether the rule says what the number between the two texts is."""
+        found = (self.before is not None and self.before.search(before)) or (
+            self.after is not None and self.after.match(after)
+        )
+        return bool(found) and (self.unless is None or not self.unless.search(before))
+
+
+def _before(reach: int, *words: str) -> re.Pattern[str]:
+    """One of the words, and at most so many characters between it and the number."""
+    return re.compile(rf"\b(?:{'|'.join(words)})\b[^$0-9]{{0,{reach}}}$")
+
+
+def _after(*words: str) -> re.Pattern[str]:
+    return re.compile(rf" ?(?:{'|'.join(words)})")
+
+
+RATE = _after(
+    r"(?:/|a |per |each |every )? ?-?(?:months?|mo|monthly|weeks?|weekly|years?|annually|yr)\b",
+    r"(?<= )(?:cash )?down\b(?! (?:to|from))",
+)
+OFF_AFTER = _after(
+    r"(?:in |of |as a |straight |right |price )?(?:off|less(?! (?:an? |the )?[0-9$])|discount|cheaper|rebate|"
+    r"cash ?back|back|savings?|reduction|lower|markdown|price cut|below|under)\b"
+)
+TAKEN_AFTER = re.compile(r" (?:from|off|out of)\b")
+TAKING = _before(25, r"(?:knock|tak|shav|cut|deduct|slash|subtract|remov)\w*", r"(?<!premium )(?<!the )trim\w*")
+OFF_BEFORE = re.compile(
+    r"\b(?:(?:knock|tak|shav)\w*(?: \w+)? off|knock\w*|shav\w*|slash\w*|deduct\w*|trim(?:med|ming)|"
+    r"(?:can|could|will|'ll) trim|sav(?:e|es|ing)|subtract\w*|discount(?: of)?|rebate(?: of)?|reduction(?: of)?|"
+    r"savings?(?: of)?|markdown(?: of)?|off(?: of)?)"
+    r"(?: (?:you|up to|about|around|almost|nearly|over|another|an|a|additional|extra|further|full|even|by|of|is|the|"
+    r"price|it|that))* ?$"
+)
+PART_OF = re.compile(
+    r"(?:(?:%|percent|per cent|half) (?:off|of)|(?:[0-9]k?|dollars|bucks|grand) off)"
+    r"(?: (?:of|the|a|an|our|this|that|its))* ?$"
+)
+TO_BEFORE = re.compile(r"(?<!up )\bto ?$")
+LOWERED_BY = re.compile(
+    r"\b(?:reduc|lower|drop|cut|com|bring|go|going|decreas|discount|mark|slash|knock|down)\w*\b.{0,40}\bby"
+    r"(?: (?:about|around|another|an extra|an additional|up to|a further|a))* ?$|"
+    r"\b(?:com|go|drop)\w* (?:it |the price |me )?(?:down|lower)"
+    r"(?: (?:by|about|around|another|an extra|an additional|a))* ?$"
+)
+REJECTED_NEXT = re.compile(
+    r"\?+ (?:no\b(?! problem)|never\b|not\b|are you (?:joking|kidding|serious))|"
+    r"[?!.]+ (?:no way|that's (?:too low|not enough|an insult|a joke)|forget it|impossible|you must be \w+ing)"
+)
+# What has nothing to do with money, where no sign or unit says otherwise.
+OTHER_BEFORE = _before(
+    15, "odometer", "mileage", "clock", "driven", r"tow\w*", r"haul\w*", "zip code", "order number", "number", "phone",
+    "serial", "code", "put",
+)  # fmt: skip
+OTHER_AFTER = re.compile(r" (?:on (?:it|the (?:clock|odometer|meter|dash))|of (?:range|mileage))\b")
+# What is saved already, by the price that has been named.
+SAVED = _before(20, r"you(?:'d|'ll| would| will| can)? (?:save|be saving)", "(?:that's|that is|it's|it is) a saving of")
+# The first that fits counts; a number that none fits is a price that is asked.
+RULES = (
+    Rule(
+        "none",
+        re.compile(
+            r"\b(?:extra|additional|add|adds|adding|plus|fees?|tax|taxes|credits?|insurance|deposit|trade[- ]?in|"
+            r"upgrade|package|gift card|bonus|month|monthly|payments?|instal\w+|leas(?:e|ed|ing)|increas\w+ by|"
+            r"rais\w+ by|go up by|saves? you|with interest|rest|remaining|balance)\b"
+            r"(?:(?!\b(?:that's|you(?:'d|'ll)? pay|comes to|or)\b)[^$0-9]){0,14}$"
+        ),
+        _after(
+            r"extra\b", "gift", "deposit", "trade", r"fees?\b",
+            r"in (?:fees|tax|taxes|fuel|gas|value|accessories|extras)",
+            "worth of", "of (?:free|extras|accessories)", "down payment", "bonus", "instal",
+            r"(?:federal |state |ev |government )*(?:tax )?credits?\b",
+            r"(?:federal |state |government )*incentives?\b",
+            r"(?:for|on|towards?|against) your (?:trade|old|current|used|present|previous)",
+            r"(?:with|including|in) interest", r"over (?:the )?[0-9]+ (?:years|months)",
+            r"from (?:some|an)(?:one|body|other)\b", r".*\b(?:i|we)(?:'d| would|'ll)? (?:lose|go broke)\b",
+            r"(?:starting |from )?(?:tomorrow|next (?:week|month|year)|after (?:today|this week))",
+        ),
+    ),
+    Rule("none", re.compile(r"\b(?:i|we)(?:'d| would|'ll| will)? lose\b.*$"), unless=re.compile("below|under|less")),
+    # of others, of the past, of a time to come, of parts
+    Rule(
+        "none",
+        _before(
+            25, r"competit\w+", "other (?:dealers?|shops?|places?)", "elsewhere", "on average", "online",
+            r"(?:they|he|she|others?|(?:every|any|some)(?:one|body)(?: else)?|people|dealers|shops|places|buyer|"
+            r"customer|neighbou?r|friend|guy|man|woman|lady|family|couple|owner|street|road|corner|town|block|door)"
+            r"(?: just| already| also| recently| has| have| had)* (?:charg|ask|want|sell|sold|pay|paid|bought|offer|"
+            r"gave|got)\w*(?: 1)?", r"(?:i|we)(?: have|'ve)? paid", "costs? (?:me|us)", "(?:my|our|dealer) cost",
+            "invoice(?: price)?",
+            r"(?:price|it|cost)s?(?: will| would| is)? (?:go|goes|going|jumps?|rises?|climbs?) (?:back |right )?up to",
+            r"you (?:can|could|will|would|might|may) (?:then |later )?(?:re)?sell (?:it|this|that|the car)",
+            r"(?:engine|repairs?|transmission|battery|shipping|registration|replacement)(?: alone)?"
+            r"(?: will| would| can)? costs?(?: you)?",
+        ),
+    ),
+    Rule("worth", _before(25, "worth", "valued?"), re.compile(r" (?:value|worth|elsewhere|online|at other)\b")),
+    Rule(
+        "none",
+        re.compile(
+            r"\b(?:can't|cannot|can not|won't|will not|couldn't|could not|wouldn't|would not|unable to|not able to|"
+            r"not going to|never|don't|do not)(?: (?:just|really|simply|possibly|ever|even|be able to|afford to))*"
+            r"(?: (?:do|go|accept|take|sell|let|give|offer|agree|match|drop|lower|meet|make|think|"
+            r"believe)\b(?!.*\b(?:lower|less|below|under|beneath|further|cheaper|more|beyond|over|better)\b).*| ?)$|"
+            r"\b(?:not|isn't)(?: for| at| to)? ?$"
+        ),
+        unless=re.compile("why not"),
+    ),
+    Rule(
+        "none",
+        after=_after(
+            r"(?:is|would be|'s|was)? ?(?:just |simply |far |way |a bit |much )?(?:too low|too little|"
+            r"not (?:possible|enough|going to)|an insult|insulting|a joke|ridiculous|out of|impossible|isn't|won't|"
+            r"doesn't|can't|below (?:my|our|the) cost)"
+        ),
+    ),
+    Rule(
+        "yours",
+        re.compile(
+            r"\b(?:your (?:(?:budget|offer|limit|max|maximum|range|proposal|bid|number|figure|suggestion)\b"
+            r"[^$0-9]{0,12})?|"
+            r"you(?:'ve|'d| have| had)?(?: only| just| already| really)? (?:said|told me|offered|mentioned|proposed|"
+            r"suggested|asked|named|wanted|want to (?:pay|spend)|can (?:spend|afford|pay))\b[^$0-9]{0,16}|"
+            r"you(?: only| just| really)? have(?: only| just| about| around| exactly)? |budget of )$"
+        ),
+        _after(r"(?:is|was|would be)(?: \w+)? your (?:limit|budget|max\w*|offer|number)"),
+    ),
+    Rule(
+        "list",
+        _before(
+            25, "msrp", "sticker", "list", "listed", "lists", "retail", "retails", "retailing", "original",
+            "originally", "normally", "usual", "usually", "regular", "regularly", "typically", "from",
+            "instead of", "rather than", "market (?:value|price)", "used to (?:be|cost)", "book value",
+            "was(?! (?:thinking|hoping|going|able|wondering))", "were",
+        ),
+        re.compile(r" (?:msrp|sticker|list|retail)\b"),
+        unless=_before(20, r"start\w*", r"rang\w*", r"var(?:y|ies)", "anywhere"),
+    ),
+)  # fmt: skip
+# The other's money, in a question; or after one, as in "What is your budget? Around $50,000?"
+BUDGET = re.compile(
+    r"\b(?:budget|afford|spend(?:ing)?|do you have|have you got|can you (?:pay|go|manage|stretch)|price range|in mind|"
+    r"you (?:thinking|looking|hoping|willing))\b"
+)
+GOES_ON = re.compile(
+    r" ?(?:is (?:it|that)|around|about|maybe|perhaps|between|more than|less than|up to|over|under|like)\b"
+)
+MODEL_BEFORE = re.compile(
+    rf"\b(?:{'|'.join(NAMES[brand] for brand in BRANDS)}|ram|silverado|sierra|series|class|model|version|engine|route|"
+    r"number|code|room|suite) $"
+)
+SHORT_BEFORE = re.compile(
+    r"\b(?:do|to|about|say|at|for|offer|offer you|take|is|be|it's|make it|you)(?: (?:only|just|about))? $"
+)
+SHORT_AFTER = re.compile(
+    r" ?(?:$|[.,;!?]|and\b|but\b|then\b|for (?:it|you|the|this|that)\b|out the door\b|flat\b|firm\b)"
+)
+SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
+CLAUSE_END = re.compile(r"[.!?;,:](?=\s|$)|\b(?:but|however|although|though)\b|[()]")
+DISCOUNT_WORDS = re.compile(
+    r"\b(?:off|discount\w*|less|lower\w*|reduc\w+|knock\w*|shav\w*|sav(?:e|es|ing|ings)|cut|slash\w*|drop\w*|rebate|"
+    r"markdown|cheaper|down by|below|under|minus|deduct\w*)\b"
+)
+OTHER_PERCENT = re.compile(
+    r" (?:apr|financ\w+|interest|down|electric|satisf\w+|sure|certain|guarantee\w*|happy|"
+    r"of (?:the|our|all|my)? ?(?:drivers|customers|buyers|people|owners))"
+)
+HALF = re.compile(r"\bhalf (?:price|off|the price)\b")
+ON_TOP = re.compile(r"\b(?:but|and|then|minus|less|can|could|will|i'll|we'll|take|knock|give|plus)\b|,")
+NET = re.compile(
+    r"\b(?:after|which is|that's|that is|including|includes|reflect\w*|already|thanks to|so|because of|meaning|"
+    r"sav(?:e|es|ing)(?! (?:you )?(?:another|an extra|an additional|more)))\b"
+)
+AGREEING = re.compile(r"\b(?:accept|deal|agree\w*|works|fine|sold|ok|okay|can do|will do|take it|meet)\b")

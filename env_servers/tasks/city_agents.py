@@ -10,6 +10,7 @@ import numpy.typing as npt
 from env_servers.policy import Context
 from env_servers.tasks.city_facts import atlas
 from env_servers.tasks.city_partner import NOT_UNDERSTOOD, meaning
+from env_servers.tasks.city_topics import with_article
 from env_servers.tasks.questions import MAX_QUESTIONS, Splitter
 
 OPEN_QUESTIONS = (
@@ -128,7 +129,7 @@ class Asker(Splitter):
 @functools.cache
 def questions_asked() -> list[str]:
     """All questions of the scripted agents that are no guesses."""
-    countries = dict.fromkeys(_with_article(city.land.name) for city in atlas().cities)
+    countries = dict.fromkeys(with_article(city.land.name) for city in atlas().cities)
     return [
         *OPEN_QUESTIONS,
         *YES_NO_QUESTIONS,
@@ -136,10 +137,6 @@ def questions_asked() -> list[str]:
         *(f"Do people speak {language} there?" for language in LANGUAGES),
         *(f"Does the {river} run through it?" for river in RIVERS),
     ]
-
-
-def _with_article(name: str) -> str:
-    return f"the {name}" if name.startswith(("United", "Democratic", "Philippines")) else name
 
 
 @functools.cache
@@ -183,7 +180,7 @@ def naive_question(context: Context) -> str:
     left = found.left(context)
     city = int(context.rng.choice(left.tolist()))
     if len(np.unique(found.lands[left])) > 1:
-        return f"Is it in {_with_article(_land(found, city))}?"
+        return f"Is it in {with_article(_land(found, city))}?"
     return found.guesses[city]
 
 

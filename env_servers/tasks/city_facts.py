@@ -192,6 +192,7 @@ class Atlas:
             "groups",
             "script",
             "religion",
+            "practised",
             "currency",
             "drive",
             "flag",
@@ -200,6 +201,8 @@ class Atlas:
             kind = {"sports": "sport", "groups": "group", "regions": "place", "founders": "founder"}.get(column, column)
             yield from (f"{kind}:{value.lower()}" for value in values[column])
         yield from (f"{kind}:{values[kind][0]}" for kind in ("climate", "cuisine", "story"))
+        yield f"main sport:{values['sports'][0]}"
+        yield f"main industry:{values['industry'][0]}"
         yield from (f"weather:{value}" for value in (*WEATHER[values["climate"][0]], *values["weather"]))
         if "hot" in values["weather"]:
             yield "weather:hot summers"
@@ -229,10 +232,15 @@ class Atlas:
             for name in (*land.names, *land.demonyms):
                 known = found.get(key(name), ()) if name in ("Korea", "Korean") else ()
                 found[key(name)] = tuple(dict.fromkeys((*known, land.code)))
+            found |= {
+                f"{key(name)}s": (land.code,) for name in land.demonyms if name.endswith("n") and name != "Korean"
+            }
         for row in table("words"):
             codes = [tag.removeprefix("in:") for tag in split(row["keys"])]
             if all(code in self.countries for code in codes):
-                found |= {key(phrase): tuple(codes) for phrase in split(row["phrases"])}
+                phrases = [key(phrase) for phrase in split(row["phrases"])]
+                peoples = [f"{phrase}s" for phrase in phrases if phrase.endswith("an")]
+                found |= dict.fromkeys((*phrases, *peoples), tuple(codes))
         return found
 
     def _collect_phrases(self) -> dict[str, tuple[str, ...]]:
@@ -253,6 +261,9 @@ class Atlas:
                 for phrase in (f"{value} river", f"river {value}", value):
                     if len(phrase) > 4 or phrase in ("nile", "neva"):
                         found[key(phrase)] = (*found.get(key(phrase), ()), tag)
+        for half_hours in range(-24, 29):
+            hours = half_hours / 2
+            found[key(f"zone {'minus' if hours < 0 else 'plus'} {abs(hours):g}")] = (f"zone:{hours:g}",)
         for row in table("words"):
             tags = split(row["keys"])
             if all(tag.startswith("in:") for tag in tags):
@@ -265,6 +276,8 @@ class Atlas:
 def _land(row: Mapping[str, str]) -> Land:
     values = {column: split(cell) for column, cell in row.items() if column not in ("code", "name", "languages")}
     values["languages"] = (row["languages"],)
+    values["religion"], besides = languages(row["religion"])
+    values["practised"] = (*values["religion"], *besides)
     return Land(row["code"], row["name"], (row["name"], *values["aliases"]), values["demonyms"], values)
 
 
@@ -272,8 +285,9 @@ def _city(row: Mapping[str, str], land: Land, numbers: Mapping[str, str]) -> Cit
     own = {column: split(cell) for column, cell in row.items() if column != "languages"}
     values = {**land.values, **{column: cells for column, cells in own.items() if cells or column not in land.values}}
     values["rule"] = () if row["rule"] == "-" else values["rule"]
-    for column in ("sports", "dishes"):
-        values[column] = tuple(dict.fromkeys((*own[column], *land.values[column])))
+    # A city's own dishes are what it is known for; a sport of its own is liked besides those of its country.
+    values["dishes"] = tuple(dict.fromkeys((*own["dishes"], *land.values["dishes"])))
+    values["sports"] = tuple(dict.fromkeys((*land.values["sports"], *own["sports"])))
     values["languages"] = (row["languages"],) if row["languages"] else land.values["languages"]
     return City(
         name=row["name"],
@@ -301,7 +315,7 @@ def _place(row: Mapping[str, str]) -> Place:
 
 
 def languages(cell: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The main languages of a city, and those that are spoken besides: `Hindi|English;Urdu`."""
+    """The main languages of a city, and those that are spoken besides: `Hindi|English;Urdu`; likewise religions."""
     main, _, besides = cell.partition("|")
     return split(main), split(besides)
 
@@ -321,12 +335,17 @@ def _part_tags(part: str) -> Iterable[str]:
 def _number_tags(city: City) -> Iterable[str]:
     yield "lat:north" if city.latitude > 0 else "lat:south"
     yield "lat:east" if city.longitude > 0 else "lat:west"
+    if abs(city.latitude) > TROPIC:
+        yield "lat:above cancer" if city.latitude > 0 else "lat:below capricorn"
+    yield f"zone:{city.hours:g}"
     if city.hours:
         yield "hours:ahead" if city.hours > 0 else "hours:behind"
     if abs(city.latitude) < TROPIC:
         yield "lat:tropics"
-    if abs(city.latitude) < 5:
+    if abs(city.latitude) < 10:
         yield "lat:equator"
+    if abs(city.latitude) < 1:
+        yield "lat:on equator"
     if city.population >= 1_000_000:
         yield "size:million"
     if city.population >= 8_000_000:  # with its suburbs ten million then, what is called a megacity

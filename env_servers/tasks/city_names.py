@@ -16,11 +16,13 @@ BEFORE = re.compile(
     r"perhaps|maybe|possibly|probably|is it possible that|i think|i guess|i believe|i would say|i would guess|"
     r"i am guessing|let me guess|my guess is|my final guess is|final guess|guess|i know|got it|what about|how about|"
     r"could|might|would|can|may|must|do you mean|are you thinking of|were you thinking of|are you talking about|"
-    r"do you|did you|have you|are you|were you|you|is|was|it|this|that|be|are|must be|answer|your answer|"
+    r"happen to|do you|did you|have you|are you|were you|you|is|was|it|this|that|be|are|must be|answer|your answer|"
     r"(?:your |this |that )?(?:home ?|native |birth ?)?(?:city|town|place|hometown)"
     r"(?: you (?:are|come|were|live|have)(?: (?:from|in|born in|living in|thinking of|thinking about|talking about|"
     r"in mind))?)?(?: in question)?|"
-    r"where you (?:are from|live|come from)|name|of|called|named|from|live|lived|living|come|born|raised|grow up|"
+    r"where you (?:are from|live|come from)|name|of|called|named|nicknamed|dubbed|"
+    r"(?:also |often |sometimes |commonly |better )*known as|(?:also|often|sometimes|commonly) (?=called)|"
+    r"from|live|lived|living|come|born|raised|grow up|"
     r"grew up|based|located|situated|reside|residing|in|city of|by any chance|actually|either|,) )+"
 )
 AFTER = re.compile(

@@ -6,6 +6,7 @@ for which the answer is yes, or None where the question is of another sort.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from env_servers.tasks.city_facts import CONTINENTS, THIS_YEAR, Cities, Place, a
 from env_servers.tasks.city_words import fold
 
 NEAR_KM = 150.0
+# How far the next large city of a country is, if a city is near that country: a neighbour's can be farther off.
+NEAR_LAND_KM, NEAR_NEIGHBOUR_KM = 500.0, 800.0
 FEET = 0.3048
 
 BESIDE_NUMBERS = ("more", "less", "people", "age", "height", "beside number")
@@ -83,6 +86,9 @@ def measured(items: Sequence[Item], *, land: bool) -> Cities | None:
         return None if land else _aged(values, known)
     if known & group("people") or (max(values) >= 10_000 and known & (group("more") | group("less"))):
         about_land = land or bool(known & {"country", "itsland", "nation"})
+        low, high = min(values), max(values)
+        if low < 1000 <= high:  # "between one and three million"
+            values = [low * 1000.0 ** int(np.log10(high) / 3), high]
         return _held(atlas().land_population if about_land else atlas().population, values, known, close=0.1)
     return None
 
@@ -114,8 +120,6 @@ def _held(numbers: npt.NDArray[np.float64], values: Sequence[float], known: set[
     """The cities whose number is more, less, between or about the values."""
     if len(values) == 2 and known & {"between", "to", "from", "and"}:
         low, high = sorted(values)
-        if low < 1000 <= high:  # "between one and three million"
-            low *= 1000.0 ** int(np.log10(high) / 3)
         return (numbers >= low) & (numbers <= high)
     if len(values) != 1:
         return None
@@ -134,25 +138,49 @@ def _held(numbers: npt.NDArray[np.float64], values: Sequence[float], known: set[
     return np.abs(numbers - value) <= close * abs(value)
 
 
-def compared(items: Sequence[Item]) -> Cities | None:
-    """Bigger, older or higher than another city, near it, or in the same country; or on one side of it."""
-    things = [item for item in items if isinstance(item, Thing) and item.place >= 0]
-    if len(things) != 1:
+def compared(items: Sequence[Item], *, land: bool) -> Cities | None:
+    """Bigger, older or higher than another city, near it, or in the same country; or on one side of it.
+
+    Args:
+        items: The question without what comes before its predicate.
+        land: Whether it is about the country, which is compared with another one.
+    """
+    named = [item for item in items if isinstance(item, Thing) and (item.place >= 0 or item.codes)]
+    if len(named) != 1:
         return None
-    place, words = atlas().world[things[0].place], [item if isinstance(item, str) else item.text for item in items]
-    known = set(words_of([item for item in items if item is not things[0]]))
-    if "same" in known:
-        return _same(things[0].place, known)
-    for side in SIDES:
-        if _side_of(side, words, known):
-            return _beyond(place, side)
-    if "than" not in known or not known <= group("compared") | group("beside number") | {"much", "far"}:
+    thing, texts = named[0], [item if isinstance(item, str) else item.text for item in items]
+    # "in a country bigger than France"
+    land = land or "itsland" in texts or (thing.place < 0 and bool(set(texts[: items.index(thing)]) & group("land")))
+    known = set(words_of([item for item in items if item is not thing]))
+    if thing.place >= 0 and not land:
+        if "same" in known:
+            return _same(thing.place, known)
+        for side in SIDES:
+            if _side_of(side, texts, known):
+                return _beyond(atlas().world[thing.place], side)
+    if not known <= group("compared") | group("beside number") | group("height") | {"much", "far"}:
         return None
-    after = words[words.index("than") + 1 :]
-    other_way = things[0].text not in after
-    if other_way and not set(after) <= {"it", "there", "this", "that", "its", "city"}:
+    # "Does Paris have fewer people?" leaves out the city that is hidden.
+    after = texts[texts.index("than") + 1 :] if "than" in known else ["it"] if items[0] is thing else []
+    other_way = thing.text not in after
+    if not after or (other_way and not set(after) <= {"it", "there", "this", "that", "its", "itsland", "city"}):
         return None
-    return _compare(things[0].place, known - {"than"}, other_way=other_way)
+    if land:
+        return _compare_lands(thing, known, other_way=other_way)
+    return None if thing.place < 0 else _compare(thing.place, known - {"than"}, other_way=other_way)
+
+
+def nearer(items: Sequence[Item]) -> Cities | None:
+    """Closer to one city than to another, or to the equator than another."""
+    known, texts = set(words_of(items)), [item if isinstance(item, str) else item.text for item in items]
+    places = [atlas().world[item.place] for item in items if isinstance(item, Thing) and item.place >= 0]
+    sign = len(known & {"closer", "nearer"}) - len(known & {"further", "farther"})
+    if not sign or "than" not in texts or len(places) + ("equator" in known) != 2:
+        return None
+    if "equator" in known:
+        away = np.abs(atlas().latitude) - abs(places[0].latitude)
+        return None if texts.index("than") < texts.index("equator") else sign * away < 0
+    return sign * (_kilometres(places[0]) - _kilometres(places[1])) < 0
 
 
 def _compare(number: int, known: set[str], *, other_way: bool) -> Cities | None:
@@ -177,6 +205,19 @@ def _compare(number: int, known: set[str], *, other_way: bool) -> Cities | None:
         else:
             difference[here & largest] = 1.0
     return sign * (-difference if other_way else difference) > 0
+
+
+def _compare_lands(thing: Thing, known: set[str], *, other_way: bool) -> Cities | None:
+    """Which cities' countries are larger or have more people than another country, or that than they (`other_way`)."""
+    found = _measure(known)
+    if found is None or found[0] != "population" or len(thing.codes) != 1:
+        return None
+    here, theirs = atlas(), atlas().countries[thing.codes[0]]
+    if known & group("people"):
+        difference = here.land_population - theirs.population
+    else:
+        difference = np.array([here.country(city).area for city in here.cities]) - theirs.area
+    return found[1] * (-difference if other_way else difference) > 0
 
 
 def _measure(known: set[str]) -> tuple[str, int] | None:
@@ -213,11 +254,28 @@ def _beyond(place: Place, side: str) -> Cities:
 
 def near(place: Place) -> Cities:
     """The cities within `NEAR_KM` of a place, it itself included."""
+    close: Cities = _kilometres(place) <= NEAR_KM
+    return close
+
+
+@functools.cache
+def near_land(code: str) -> Cities:
+    """The cities near a country, those in it left out."""
+    here = atlas()
+    away = [_kilometres(place) for place in here.world if place.country == code]
+    nearest = np.min(away, axis=0) if away else np.full(len(here.cities), np.inf)
+    neighbours = here.having(f"borders:{code}")
+    close: Cities = (nearest <= np.where(neighbours, NEAR_NEIGHBOUR_KM, NEAR_LAND_KM)) & ~here.having(f"in:{code}")
+    return close
+
+
+def _kilometres(place: Place) -> npt.NDArray[np.float64]:
+    """How far the cities are from a place."""
     here, there = np.radians(atlas().latitude), np.radians(place.latitude)
     apart = np.radians(atlas().longitude - place.longitude)
     angle = np.sin(here) * np.sin(there) + np.cos(here) * np.cos(there) * np.cos(apart)
-    close: Cities = 6371.0 * np.arccos(np.clip(angle, -1.0, 1.0)) <= NEAR_KM
-    return close
+    far: npt.NDArray[np.float64] = 6371.0 * np.arccos(np.clip(angle, -1.0, 1.0))
+    return far
 
 
 def _same(number: int, known: set[str]) -> Cities | None:
@@ -241,24 +299,44 @@ def _same(number: int, known: set[str]) -> Cities | None:
     return None
 
 
-def largest_in(things: Sequence[Thing], known: set[str]) -> Cities | None:
-    """The largest city of the world or of a continent, None where something else is asked."""
+def largest_in(things: Sequence[Thing], known: set[str], ranks: range) -> Cities | None:
+    """The cities that rank so by people in the world, a continent, their country or one that is named.
+
+    Args:
+        things: What else the question names.
+        known: Its words.
+        ranks: 1 is the largest. The first and the second city of a country are not given here but in the lexicon.
+    """
     here = atlas()
-    if known & {"world", "earth", "planet", "globe"}:
-        inside = list(range(len(here.world)))
+    places = range(len(here.world))
+    continents = [tag for thing in things for tag in thing.tags if tag.removeprefix("place:") in CONTINENTS.values()]
+    codes = {code for thing in things for code in thing.codes}
+    of_a_land = codes or known & group("land")
+    if known & {"world", "earth", "planet", "globe"} or (len(ranks) > 1 and not of_a_land and not continents):
+        inside = [sorted(places, key=_by_people)]
+    elif len(continents) == 1:
+        wanted = continents[0].removeprefix("place:")
+        inside = [sorted((number for number in places if _continent(number) == wanted), key=_by_people)]
+    elif of_a_land and not continents and ranks not in (range(1, 2), range(2, 3)):
+        first = here.having("role:largest")
+        ordered = sorted(places, key=lambda number: (not first[number : number + 1].any(), _by_people(number)))
+        lands = codes or {city.land.code for city in here.cities}
+        inside = [[number for number in ordered if here.world[number].country == land] for land in lands]
     else:
-        continents = [
-            tag for thing in things for tag in thing.tags if tag.removeprefix("place:") in CONTINENTS.values()
-        ]
-        if len(continents) != 1:
-            return None
-        inside = [
-            number
-            for number, place in enumerate(here.world)
-            if CONTINENTS[here.countries[place.country].continent] == continents[0].removeprefix("place:")
-        ]
-    best = max(inside, key=lambda number: here.world[number].population)
-    return only(best)
+        return None
+    found = np.zeros(len(here.cities), np.bool_)
+    for numbers in inside:
+        for number in numbers[ranks.start - 1 : ranks.stop - 1]:
+            found |= only(number)
+    return found
+
+
+def _by_people(number: int) -> int:
+    return -atlas().world[number].population
+
+
+def _continent(number: int) -> str:
+    return CONTINENTS[atlas().countries[atlas().world[number].country].continent]
 
 
 def only(number: int) -> Cities:

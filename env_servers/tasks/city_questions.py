@@ -14,7 +14,7 @@ import numpy as np
 
 from env_servers.tasks.city_facts import Cities, group
 from env_servers.tasks.city_frames import Truth, framed, simplified, without_tag
-from env_servers.tasks.city_numbers import Item, Thing, lettered, measured
+from env_servers.tasks.city_numbers import Item, Thing, lettered, measured, words_of
 from env_servers.tasks.city_statements import SIDE_WORDS, statement, things_in
 from env_servers.tasks.city_words import with_numbers
 
@@ -36,7 +36,7 @@ def understand(text: str) -> Truth | None:
     denied, words = frame.denied, frame.words
     if denied and {"but", "nor", "not"} & set(words):
         denied, words = False, ["not", *words]  # "not in Asia but in Europe"
-    elif not denied and (place := _denial(words)) is not None:
+    elif not denied and (place := _denial(words, anywhere=bool(frame.aux) and not frame.subject)) is not None:
         denied, words = True, [*words[:place], *words[place + 1 :]]
     cities = _either(things_in(words), frame.subject == "itsland")
     if cities is None:
@@ -49,13 +49,19 @@ def understand(text: str) -> Truth | None:
     return Truth(cities, "Yes, at least one of these.", "No, none of these.")
 
 
-def _denial(words: Sequence[str]) -> int | None:
-    """Where the only `not`, `no` or `never` of a single statement stands, if before the first thing."""
+def _denial(words: Sequence[str], *, anywhere: bool) -> int | None:
+    """Where the only `not`, `no` or `never` of a single statement stands.
+
+    Args:
+        words: The predicate.
+        anywhere: Also after the first thing, as in "Is Spanish not spoken there?"; "a capital not in Europe" is two
+            statements.
+    """
     places = [place for place, word in enumerate(words) if word in ("not", "no", "never")]
     if len(places) != 1 or set(words) & (JOINTS | {"or", "nor"}):
         return None
     before = things_in(words[: places[0]])
-    return None if any(isinstance(item, Thing) for item in before) else places[0]
+    return None if not anywhere and any(isinstance(item, Thing) for item in before) else places[0]
 
 
 def _split(items: Sequence[Item], at: set[str]) -> list[list[Item]]:
@@ -109,6 +115,8 @@ def _joined(
             ways.insert(0, [*part, *end])
         if number:
             ways += [[*parts[0][:length], *part] for length in range(1, len(parts[0]))]
+            if start := _shared_start(part, parts[0]):
+                ways.insert(0, [*start, *part])
         found = next((found for way in ways if (found := parse(way, land)) is not None), None)
         if found is None:
             return None
@@ -117,14 +125,42 @@ def _joined(
 
 
 def _shared_end(part: Sequence[Item], last: Sequence[Item]) -> list[Item]:
-    """What a part leaves to the last one: `of X` of "north or south of X", `than X` of "bigger or older than X"."""
+    """What a part leaves to the last one.
+
+    `of X` of "north or south of X", `than X` of "bigger or older than X", `colony` of "a British or French colony".
+    """
     words = {item if isinstance(item, str) else item.text for item in part}
     if "than" in last and "than" not in part and words & group("comparative"):
         return list(last[last.index("than") :])
+    if any(_sorts(item) & {"land", "language"} for item in part):
+        things = [place for place, item in enumerate(last) if _sorts(item)]
+        end = list(last[things[0] + 1 :]) if things else []
+        heads = group("speaking") if words & {"in", "of", "from"} else group("ruled") | group("speaking")
+        if heads & set(words_of(end)) and set(words_of(end)) <= heads | group("filler"):
+            return end
     sides = words & set(SIDE_WORDS) and words <= set(SIDE_WORDS) | {"in", "it", "is", "far"}
     if "of" in last and "of" not in part and sides:
         return list(last[last.index("of") :])
     return []
+
+
+def _shared_start(part: Sequence[Item], first: Sequence[Item]) -> list[Item]:
+    """What a name leaves to the first part: `speak` of "speak X or Y", `ruled` of "ruled by X or by Y"."""
+    name = part[-1] if part else ""
+    if not _sorts(name) or len(part) > 2 or not all(isinstance(item, str) and item in first for item in part[:-1]):
+        return []
+    if len(part) == 2:
+        return list(first[: first.index(part[0])])
+    place = next((place for place in reversed(range(len(first))) if _sorts(first[place]) & _sorts(name)), 0)
+    return list(first[:place])
+
+
+def _sorts(item: Item) -> set[str]:
+    """What kinds of names a thing is: of a country, a language, a city."""
+    if isinstance(item, str):
+        return set()
+    language = any(tag.startswith("language:") for tag in item.tags)
+    return {sort for sort, here in (("land", item.codes), ("language", language), ("city", item.place >= 0)) if here}
 
 
 def _negated(items: Sequence[Item]) -> bool:

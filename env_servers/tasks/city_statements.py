@@ -11,8 +11,10 @@ import functools
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
+
 from env_servers.tasks.city_facts import CONTINENTS, Cities, atlas, group, key
-from env_servers.tasks.city_numbers import Item, Thing, compared, largest_in, measured, near, only
+from env_servers.tasks.city_numbers import Item, Thing, compared, largest_in, measured, near, near_land, nearer, only
 
 # Names of currencies that are also other words.
 ALSO_WORDS = {f"currency:{name}" for name in ("real", "won", "sol", "som", "leu", "dong")}
@@ -25,9 +27,13 @@ SIDE_WORDS = {
 SIZES = {"size:million", "!size:million", "era:old", "!era:old", "size:mega"}
 # What can be said of a country, and what a word then means that means something else of a city.
 LAND_KINDS = {
-    "in", "place", "language", "main", "religion", "currency", "group", "drive", "sport", "flag", "rule", "script",
-    "borders", "cuisine", "all", "land",
+    "in", "place", "language", "main", "main sport", "religion", "practised", "currency", "group", "drive", "sport",
+    "flag", "rule", "script", "borders", "cuisine", "all", "land",
 }  # fmt: skip
+ORDINALS = {word: rank for rank, word in enumerate(("third", "fourth", "fifth", "sixth"), start=3)}
+ORDINALS |= {f"{rank}th": rank for rank in range(4, 21)} | {"2nd": 2, "3rd": 3}
+# What "main" makes of a kind: the first of its values alone.
+MAIN = {"sport": "main sport", "industry": "main industry"}
 OF_THE_LAND = {
     "size:million": "land:big",
     "!size:million": "!land:big",
@@ -39,7 +45,7 @@ OF_THE_LAND = {
 
 @functools.cache
 def _known() -> frozenset[str]:
-    groups = ("filler", "near", "border", "ruled", "speaking", "mainly", "paying")
+    groups = ("filler", "near", "border", "ruled", "speaking", "mainly", "paying", "practised")
     return frozenset().union(*(group(name) for name in groups))
 
 
@@ -77,7 +83,8 @@ def statement(items: Sequence[Item], land: bool) -> Cities | None:
         items: Words and things.
         land: Whether it is about the country.
     """
-    for special in (functools.partial(measured, land=land), compared, _sided, _superlative):
+    about = (functools.partial(measured, land=land), functools.partial(compared, land=land))
+    for special in (*about, nearer, _sided, _superlative):
         if (found := special(items)) is not None:
             return found
     for place, item in enumerate(items):
@@ -96,6 +103,8 @@ def statement(items: Sequence[Item], land: bool) -> Cities | None:
         if any(tag.startswith("rule:") for thing in things for tag in thing.tags):
             return None  # the capital of an empire: the tables do not know
         things = _capital_of_state(items, things)
+    if any(tag.startswith("industry:") for thing in things for tag in thing.tags if thing.text != "industry"):
+        things = [thing for thing in things if thing.text != "industry"]  # "Is tourism the main industry?"
     return _all_of(_without_adjectives(items, things), words, land or _of_a_large_country(items))
 
 
@@ -156,9 +165,10 @@ def _meaning(thing: Thing, cues: set[str], land: bool) -> Cities | None:
     here = atlas()
     spoken = [tag for tag in thing.tags if tag.startswith("language:")]
     if spoken and (cues & group("speaking") or not thing.codes):
-        return here.meant(tag.replace("language:", "main:") if cues & group("mainly") else tag for tag in spoken)
+        main = land or cues & (group("mainly") | group("land"))  # New York is in no Spanish-speaking country
+        return here.meant(tag.replace("language:", "main:") if main else tag for tag in spoken)
     if thing.codes:
-        return _meaning_of_country(thing, cues)
+        return _meaning_of_country(thing, cues, land)
     ours = thing.place < len(here.cities) and "river" not in cues
     if thing.place >= 0 and (ours or not thing.tags):
         if cues & group("near"):
@@ -167,6 +177,7 @@ def _meaning(thing: Thing, cues: set[str], land: bool) -> Cities | None:
     tags = [tag for tag in thing.tags if tag not in ALSO_WORDS or cues & group("paying")]
     if cues & group("founded"):
         tags = [tag.replace("rule:", "founder:") for tag in tags]
+    tags = _narrowed(tags, cues)
     if land:
         tags = [OF_THE_LAND.get(tag, tag) for tag in tags]
         if any(tag.lstrip("!").partition(":")[0] not in LAND_KINDS for tag in tags):
@@ -180,7 +191,16 @@ def _meaning(thing: Thing, cues: set[str], land: bool) -> Cities | None:
     return here.meant(tags) if tags else None
 
 
-def _meaning_of_country(thing: Thing, cues: set[str]) -> Cities | None:
+def _narrowed(tags: Sequence[str], cues: set[str]) -> list[str]:
+    """What tags mean of "the main sport", and of a religion that is only practised."""
+    if not cues & group("mainly"):
+        practised = cues & group("practised")
+        return [tag.replace("religion:", "practised:") if practised else tag for tag in tags]
+    main = [f"{MAIN[kind]}:{value}" for kind, _, value in (tag.partition(":") for tag in tags) if kind in MAIN]
+    return main or list(tags)
+
+
+def _meaning_of_country(thing: Thing, cues: set[str], land: bool) -> Cities | None:
     """In a country, beside it, or once ruled by it."""
     here = atlas()
     if cues & group("ruled"):
@@ -188,7 +208,13 @@ def _meaning_of_country(thing: Thing, cues: set[str]) -> Cities | None:
         names = {name for name, codes in here.country_names.items() if set(codes) & set(thing.codes)}
         tags = [tag for tag in here.tags if tag.startswith(f"{kind}:") and tag.partition(":")[2] in names]
         return here.meant(tags) if tags else None
-    kind = "borders" if cues & (group("near") | group("border")) else "in"
+    if cues & group("near") or (cues & group("border") and "on" in cues):  # "on the border with Mexico"
+        close: Cities = np.any([near_land(code) for code in thing.codes], axis=0)
+        if not land and not cues & group("land"):
+            return close
+        lands = {city.land.code for city, found in zip(here.cities, close, strict=True) if found}
+        return here.meant([f"in:{code}" for code in lands] + [f"borders:{code}" for code in thing.codes])
+    kind = "borders" if cues & group("border") else "in"
     return here.meant(f"{kind}:{code}" for code in thing.codes)
 
 
@@ -204,31 +230,50 @@ def _sided(items: Sequence[Item]) -> Cities | None:
     place = texts.index(sides[0])
     followed = texts[place + 1 : place + 2] == ["of"]
     part = here.having(f"part:{SIDE_WORDS[sides[0]]}")
-    if not things:
-        return part if not followed or words & {"country", "itsland", "nation"} else None
-    if len(things) != 1:
-        return None
-    if any(tag.removeprefix("place:") in CONTINENTS.values() for tag in things[0].tags):
-        region = here.phrases.get(key(f"{sides[0]} {things[0].text}"))
+    if any(tag.removeprefix("place:") in CONTINENTS.values() for thing in things for tag in thing.tags):
+        region = here.phrases.get(key(f"{sides[0]} {things[0].text}")) if len(things) == 1 else None
         return None if region is None else here.meant(region)
+    lands = [thing for thing in things if thing.codes]
+    waters = [thing for thing in things if thing not in lands]  # "on the east coast"
+    if not things:
+        return part if not followed or words & group("land") else None
     other = words & (group("ruled") | group("border") | group("near")) or (followed and "in" not in texts[:place])
-    if not things[0].codes or other:
+    if any(not tag.startswith("water:") for thing in waters for tag in thing.tags or ("",)) or len(lands) > 1:
         return None
-    return part & here.meant(f"in:{code}" for code in things[0].codes)
+    if lands and (other and not waters):
+        return None
+    inside = _all_of(waters, words, land=False)
+    if inside is None:
+        return None
+    return part & inside & (here.meant(f"in:{code}" for code in lands[0].codes) if lands else part)
 
 
 def _superlative(items: Sequence[Item]) -> Cities | None:
-    """The largest city of the world or of a continent, or one of the largest; of a country is in the lexicon."""
+    """The largest city of the world or of a continent, the third largest, one of the largest, one of the ten largest.
+
+    The largest and the second largest of a country are in the lexicon.
+    """
     things = [item for item in items if isinstance(item, Thing)]
     words = {item for item in items if isinstance(item, str)}
-    if not any("role:largest" in thing.tags for thing in things) or not words <= _known() | group("world"):
+    second = any("role:second" in thing.tags for thing in things)
+    largest = second or any("role:largest" in thing.tags for thing in things)
+    if not largest or not words <= _known() | group("world") | set(ORDINALS):
         return None
-    others = [thing for thing in things if "role:largest" not in thing.tags and thing.value is None]
+    ranked = {"role:largest", "role:second"}
+    others = [thing for thing in things if thing.value is None and not ranked & set(thing.tags)]
+    counts = [int(min(thing.value, 10_000)) for thing in things if thing.value is not None and thing.value > 1]
+    ranks = [2] * second + [ORDINALS[word] for word in words if word in ORDINALS]
+    if len(counts) + len(ranks) > 1:
+        return None
+    if counts:
+        return largest_in(others, words, range(1, counts[0] + 1))
+    if ranks:
+        return largest_in(others, words, range(ranks[0], ranks[0] + 1))
     if "among" not in words and not any(thing.value == 1.0 for thing in things):
-        return largest_in(others, words)
+        return largest_in(others, words, range(1, 2))
     if any(thing.place >= 0 and not thing.codes for thing in others):
         return None
-    of_a_country = any(thing.codes for thing in others) or words & {"country", "itsland", "nation"}
+    of_a_country = any(thing.codes for thing in others) or words & group("land")
     best = atlas().meant(("role:largest", "role:second") if of_a_country else ("size:mega",))
     inside = _all_of(others, words, land=False)
     return None if inside is None else best & inside

@@ -25,6 +25,7 @@ OPEN = re.compile(
     r"^(?:(?:in|on|from|at|by|to|through|for|of|near) (?:what|which)|what|which|where|when|how|who|whose|whom|why|name|"
     r"tell|describe|give|explain|list|say|talk|anything|any|share|under|reveal)\b"
 )
+WITH_ARTICLE = ("United", "Democratic Republic", "Republic of", "Netherlands", "Philippines", "Central African")
 SIZES = (1e6, 3e6, 5e6, 10e6, 15e6)
 LAND_SIZES = (10e6, 50e6, 100e6, 200e6, 500e6)
 AGES = (200, 500, 1000, 2000)
@@ -32,6 +33,11 @@ HEIGHTS = (50, 300, 1000, 2000)
 COLOURS = ("red", "blue", "green", "yellow", "orange", "white", "black")
 # Sports whose usual names would tell the country, or that are called differently.
 SPORTS = {"american football": "gridiron football", "muay thai": "kickboxing", "football": "soccer"}
+# Those who had colonies, as a sentence calls them.
+POWERS = {
+    "spanish": "Spanish", "portuguese": "Portuguese", "dutch": "Dutch", "british": "British", "french": "French",
+    "belgian": "Belgians", "german": "Germans", "american": "Americans", "japanese": "Japanese", "italian": "Italians",
+}  # fmt: skip
 DECLINED = "I will not say that, since it would give the name away."
 
 
@@ -128,6 +134,8 @@ def _sea(city: City) -> str:
     for name in city.values["seas"]:
         if not tells(name, city):
             return f"It lies on the {name}."
+    if "great lakes" in city.values["places"]:
+        return "It lies on a large lake and far from the sea."
     if "near sea" in city.values["terrain"]:
         return "It does not lie on the sea but close to it."
     return "It lies neither on the sea nor close to it."
@@ -140,7 +148,19 @@ def _neighbours(city: City) -> str:
         return "Its country has no neighbours on land."
     if len(names) > 8 or any(tells(name, city) for name in names):
         return "Its country has many neighbours." if len(names) > 4 else "Its country has few neighbours."
-    return f"Its country borders {listed(sorted(names))}."
+    return f"Its country borders {listed([with_article(name) for name in sorted(names)])}."
+
+
+def with_article(name: str) -> str:
+    """The name of a country as a sentence has it: `the United States`."""
+    return f"the {name}" if name.startswith(WITH_ARTICLE) or name.endswith("Republic") else name
+
+
+def _rule(city: City) -> str:
+    powers = [POWERS[name] for name in city.values["rule"] if name in POWERS] if "colony" in city.values["rule"] else []
+    if not powers:
+        return "It was never a colony of another country."
+    return f"It was once ruled by the {listed(powers)}."
 
 
 def _time(city: City) -> str:
@@ -184,6 +204,7 @@ TOLD: Mapping[str, Callable[[City], str]] = {
     "river": _river,
     "sea": _sea,
     "neighbours": _neighbours,
+    "rule": _rule,
     "time": _time,
     "flag": _flag,
     "sport": _sport,

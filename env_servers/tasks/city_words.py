@@ -27,12 +27,34 @@ SHORT = (
     (re.compile(r"'ll\b"), " will"),
     (re.compile(r"\b(it|there|you|i|they)'d\b"), r"\1 would"),
     (re.compile(r"(?<=[a-z0-9])'s\b"), ""),
+    # Slips that are other words.
+    (re.compile(r"\b(more|less|fewer|[a-z]{3,}er) then\b"), r"\1 than"),
+    (re.compile(r"\b(on|near|along|by|to) the cost\b(?! of)"), r"\1 the coast"),
+)
+# Signs that say what words say: ">5 million", "5 million+", "UTC+9".
+SIGNS = (
+    (re.compile(r"\b(?:gmt|utc)\s*\+\s*(?=\d)"), "zone plus "),
+    (re.compile(r"\b(?:gmt|utc)\s*[-−–]\s*(?=\d)"), "zone minus "),
+    (re.compile(r">=|≥"), " at least "),
+    (re.compile(r"<=|≤"), " at most "),
+    (re.compile(r">"), " more than "),
+    (re.compile(r"<"), " less than "),
+    (re.compile(r"(\d[\d.,]*\s*(?:k|m|mio|thousand|million|billion|bn)?)\s*\+"), r"at least \1"),
+    (re.compile(r"(?<=\w)\s*[;:]\s"), " , "),
+    (re.compile(r"&"), " and "),
 )
 INITIALS = re.compile(r"\b([a-z])\.(?=[a-z]\b)")
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 WORD = re.compile(r"\d+\.\d+[a-z]*|[a-z0-9]+|,")
 GLUED = re.compile(r"(\d+(?:\.\d+)?)(k|m|mio|million|bn)?")
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
+# A last question that only asks back: "It is in India. Am I right?"
+ASKED_BACK = re.compile(
+    r"\W*(?:(?:am i|is (?:that|this|it)) (?:right|correct|true|so)|right|correct|true|yes|no|yes or no|ok(?:ay)?|huh|"
+    r"eh|please|if (?:so|yes|not|no)\b.*|(?:and )?(?:which|what) ones?|is(?:n'?t)? it|is it not|are(?:n'?t)? you|"
+    r"do(?:n'?t)? you|does(?:n'?t)? it)\W*",
+    re.IGNORECASE,
+)
 
 UNITS = {
     "hundred": 1e2, "thousand": 1e3, "lakh": 1e5, "million": 1e6, "millions": 1e6, "mio": 1e6, "crore": 1e7,
@@ -67,7 +89,7 @@ def fold(text: str) -> str:
 def plain(text: str) -> str:
     """The words of a text, commas among them, with one space between; articles are kept."""
     text = fold(unicodedata.normalize("NFC", text)).translate(APOSTROPHES)
-    for pattern, whole in SHORT:
+    for pattern, whole in (*SHORT, *SIGNS):
         text = pattern.sub(whole, text)
     text = INITIALS.sub(r"\1", text.replace("'", ""))
     return " ".join(WORD.findall(THOUSANDS.sub("", text)))
@@ -76,7 +98,8 @@ def plain(text: str) -> str:
 def last_question(text: str) -> str:
     """The last sentence that is a question, or the whole text where none is.
 
-    A full stop after one or two letters, as in `St. Petersburg`, ends no sentence.
+    A full stop after one or two letters, as in `St. Petersburg`, ends no sentence. Of "It is in India. Am I right?" the
+    first sentence is the question.
     """
     parts: list[str] = []
     for part in SENTENCE.split(text):
@@ -84,8 +107,11 @@ def last_question(text: str) -> str:
             parts[-1] = f"{parts[-1]} {part}"
         else:
             parts.append(part)
-    questions = [part for part in parts if part.rstrip("\"' )").endswith("?")]
-    return questions[-1] if questions else text
+    questions = [number for number, part in enumerate(parts) if part.rstrip("\"' )").endswith("?")]
+    if not questions:
+        return text
+    last = questions[-1]
+    return f"{parts[last - 1].rstrip('.!? ')}?" if last and ASKED_BACK.fullmatch(parts[last]) else parts[last]
 
 
 def without_articles(words: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What an object does and has, and what people do with it, where, and what for."""
+"""What an object does, and what people do with it, where, and what for."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from env_servers.tasks.object_parsing import (
     MODAL,
     PLACE_PREPOSITIONS,
     PREPOSITIONS,
-    Parsing,
     both,
     opposite,
     remembered,
     without_it,
 )
+from env_servers.tasks.object_parts import Parts
 
 # Verbs that say where a thing is, with what is besides true of a thing that they are said of.
 SOMEWHERE: Mapping[str, str] = {
@@ -34,7 +34,6 @@ SOMEWHERE: Mapping[str, str] = {
     "hang": "hung",
 }
 CALLED = word_set("consider call classify categorize class describe regard know refer label mean think count list rank")
-LOOKS = word_set("color shape texture taste surface flavor appearance material feel")
 SENSES = word_set("taste smell feel look sound appear seem")
 HELPERS = tuple(
     tuple(text.split())
@@ -47,10 +46,12 @@ HELPS = word_set("help allow let enable assist aid")
 # Verbs whose doer may be a child, a musician, ... and then says who uses the thing.
 USING = word_set("use play need like love enjoy have own want wear work handle operate")
 LIFTING = word_set("lift carry hold pick")
+FITTING = word_set("fit put get pack carry transport take bring squeeze stuff move")
+OWNERS = word_set("your someone somebody people person everyone")
 CONTEXTS = word_set("area setting environment context")
 
 
-class Actions(Parsing):
+class Actions(Parts):
     """Verb phrases, places and purposes."""
 
     # What people do with it -------------------------------------------------------------------------------------------
@@ -66,7 +67,9 @@ class Actions(Parsing):
             done = self.people_do(without_it(rest)) if gap else self.people_do_it(rest)
             verb = next((self._lexicon.bases.get(word, "") for word in rest if word not in ADVERBS | MODAL), "")
             eaten = verb == "eat" and not (users & ~self._table.attributes["edible"]).any()
-            if done is not None and (verb in USING or eaten or users.all()):
+            if verb == "use" and done is self._table.attributes["used"]:
+                return users
+            if done is not None and (verb in USING or eaten or users.all() or not (done & ~users).any()):
                 return done & users
             if done is not None and verb in LIFTING and noun(words[taken - 1]) in ("child", "kid", "toddler"):
                 return done & self._table.evaluate("weight <= 5 & size <= 100")
@@ -80,7 +83,7 @@ class Actions(Parsing):
                     words = (*words[:place], "it", *words[place + 1 :])
                     break
             else:
-                return None
+                return self.people_do(words) if "its" in words else None
         for place in range(len(words) - 2):
             if words[place : place + 2] == ("need", "it") and words[place + 2] in ("to", "for", "when"):
                 vector = self.people_do(without_it((*words[:place], "use", *words[place + 1 :])))
@@ -107,6 +110,8 @@ class Actions(Parsing):
         if verb == "use" and rest and (vector := self.usage(rest)) is not None:
             return vector
         if verb in CALLED and rest:
+            if rest[0] == "its" and "as" in rest[2:-1]:
+                rest = rest[rest.index("as") :]  # "describe its shape as round"
             rest = rest[1:] if rest[0] in ("as", "of") else rest[2:] if rest[:2] == ("to", "be") else rest
             return self.predicate(rest)
         if (
@@ -117,8 +122,12 @@ class Actions(Parsing):
             return vector
         if words[-1] == "with" and rest and (vector := self.purpose(words[:-1])) is not None:
             return vector
+        if verb == "pay" and rest:
+            return self._comparer.amount(rest[:-1] if rest[-1] == "for" else rest, "price")
         if verb in SOMEWHERE and rest and (place := self.location(rest)) is not None:
             return place & self._table.attributes[SOMEWHERE[verb]]
+        if verb in FITTING and len(rest) > 1 and (vector := self._comparer.inside(rest)) is not None:
+            return vector
         if (vector := self._joined(self.people_do, words)) is not None:
             return vector
         for size in range(len(words) - 1, 0, -1):
@@ -138,6 +147,8 @@ class Actions(Parsing):
             return self._all if first in ADVERBS else None
         if first == "by":
             return self.users(words[1:])
+        if first in ("for", "at") and (vector := self._comparer.amount(words[1:], "price")) is not None:
+            return vector
         if first in ("to", "for", "as", "in") and (vector := self.usage(words)) is not None:
             return vector
         return self.location(words)
@@ -239,8 +250,12 @@ class Actions(Parsing):
         """Who uses it."""
         if self._lexicon.starts("people", words) == len(words):
             return self._all
+        if (vector := self._phrases["by"].get(key(words))) is not None:
+            return vector
         words = self.bare(words[1:] if words[0] in ("both", "either") else words)
-        while words and (words[:1] in self._lexicon.fillers or words[0] in ("professional", "young", "little")):
+        while words and (
+            words[:1] in self._lexicon.fillers or words[0] in ("professional", "young", "little", "other")
+        ):
             words = words[1:]
         if not words:
             return None
@@ -262,7 +277,7 @@ class Actions(Parsing):
                 return vector
             rest = words[2:] if words[1] == "of" else words[1:]
             rest = self.bare(rest)
-            while len(rest) > 1 and (rest[:1] in self._lexicon.fillers or rest[0] in ("modern", "your", "typical")):
+            while len(rest) > 1 and (rest[:1] in self._lexicon.fillers or rest[0] in OWNERS):
                 rest = self.bare(rest[1:])
             if rest and noun(rest[-1]) in CONTEXTS and len(rest) > 1:
                 rest = rest[:-1]
@@ -283,7 +298,7 @@ class Actions(Parsing):
             return self.thing_does(rest)
         if (vector := self._comparer.spelled(words)) is not None:
             return vector
-        verb = self._lexicon.bases.get(first, first)
+        verb = "weigh" if first == "weight" else self._lexicon.bases.get(first, first)
         if verb == "be" or (verb == "get" and rest[:1] and rest[0] in self._lexicon.participles):
             return self.predicate(rest)
         helper = next((start for start in HELPERS if words[: len(start)] == start), ())
@@ -308,8 +323,10 @@ class Actions(Parsing):
     def _with_object(self, verb: str, rest: Words) -> Vector | None:
         """Verbs that the grammar knows."""
         if verb in ("have", "contain", "include", "feature", "possess") or (verb == "come" and rest[0] == "with"):
-            vector = self.has(rest[1:] if rest[0] in ("with", "got") else rest)
-            return self.material(rest) if vector is None and verb == "contain" else vector
+            rest = rest[1:] if rest[0] in ("with", "got") else rest
+            vector = self.has(rest) if rest else None
+            vector = self.material(rest) if vector is None and verb == "contain" else vector
+            return self._another(rest) if vector is None else vector
         if verb in ("need", "require", "use", "take", "consume"):
             return self.needs(rest)
         if verb in ("run", "work", "operate", "depend", "rely") and rest[0] in ("on", "with", "by"):
@@ -317,6 +334,7 @@ class Actions(Parsing):
         if verb in SENSES:
             return self.predicate(rest) if verb in ("feel", "look", "appear", "seem") else self.quality(rest)
         if verb in ("weigh", "cost", "measure"):
+            rest = rest[self._lexicon.starts("people", rest) :] if verb == "cost" else rest
             return self._comparer.amount(rest, {"weigh": "weight", "cost": "price", "measure": "size"}[verb])
         if verb == "go" and (vector := self.people_do(("put", *rest))) is not None:
             return vector
@@ -326,92 +344,16 @@ class Actions(Parsing):
             return self._category(rest[1:])
         if verb in HELPS:
             return self._help(rest)
-        if verb == "lack":
-            return opposite(self.has(rest))
+        if verb == "lack" or (verb in ("go", "work", "run", "function", "operate") and rest[0] == "without"):
+            return opposite(self.has(rest) if verb == "lack" else self.needs(rest[1:]))
         if verb in ("serve", "function", "act", "work", "count", "qualify", "classify") and rest[0] == "as":
             return self.noun_phrase(rest[1:])
-        if verb == "consist" and rest[0] == "of":
-            return self.material(rest[1:])
-        if verb == "fit" and rest[0] in ("in", "inside", "into", "within"):
-            return self._comparer.inside(rest[1:])
+        if verb == "consist" and "of" in rest[:-1] and set(rest[: rest.index("of")]) <= ADVERBS:
+            return self.material(rest[rest.index("of") + 1 :])
+        if verb == "fit" and len(rest) > 1:
+            return self._comparer.inside(rest)
         if verb == "relate" and rest[0] == "to":
             return self._topic(rest[1:])
         if verb == "have" and rest[:3] == ("to", "do", "with"):
             return self._topic(rest[3:])
         return None
-
-    def _category(self, words: Words) -> Vector | None:
-        """After "belongs to": "the cat family", "the category of tools"."""
-        vector = self._phrases["place"].get(key(words))
-        if vector is not None or (vector := self.noun_phrase(words)) is not None:
-            return vector
-        named = tuple(word for word in words if noun(word) not in ("category", "family", "group", "class", "of"))
-        return self.noun_phrase(named) if named and named != words else None
-
-    @remembered
-    def has(self, words: Words) -> Vector | None:
-        """What it has: "four wheels", "a handle", "no legs", "a round shape"."""
-        if words[0] in ("no", "not"):
-            return opposite(self.has(words[1:]))
-        if words[0] in ("something", "anything") and words[1:4] == ("to", "do", "with"):
-            return self._topic(words[4:])
-        if words[:3] == ("to", "do", "with"):
-            return self._topic(words[3:])
-        if words[-1] == "it" and len(words) > 2 and words[-2] in ("on", "in", "inside", "to"):
-            words = words[:-2]
-        if (vector := self._comparer.count(words)) is not None:
-            return vector
-        words = self.bare(words)
-        if not words:
-            return None
-        named = key(words)
-        if (vector := self._phrases["have"].get(named)) is not None:
-            return vector
-        if len(words) > 1 and noun(words[-1]) in LOOKS and (vector := self.modifier(words[:-1])) is not None:
-            return vector
-        return self._joined(self.has, words)
-
-    @remembered
-    def needs(self, words: Words) -> Vector | None:
-        """What it needs to work or to live, or what has to be done to it."""
-        words = words[1:] if words[0] == "to" else words
-        words = self.bare(words)
-        if not words:
-            return None
-        named = key(words)
-        for ending in (
-            "",
-            " to work",
-            " to function",
-            " to run",
-            " to operate",
-            " to live",
-            " to survive",
-            " to grow",
-            " to use",
-        ):
-            if named.endswith(ending) and (vector := self._phrases["need"].get(named.removesuffix(ending))) is not None:
-                return vector
-        if words[0] == "be" and len(words) > 1:
-            return self.predicate(words[1:])
-        return self._joined(self.needs, words)
-
-    @remembered
-    def material(self, words: Words) -> Vector | None:
-        """What it is made of."""
-        if words[0] in ADVERBS or words[0] in ("either", "both"):
-            return self.material(words[1:])
-        if words[0] == "not":
-            return opposite(self.material(words[1:]))
-        named = key(words)
-        for name in (named, named.removesuffix(" material")):
-            if (vector := self._phrases["material"].get(name)) is not None:
-                return vector
-        return self._joined(self.material, words)
-
-    def _topic(self, words: Words) -> Vector | None:
-        named = key(tuple(word for word in words if (word,) not in self._lexicon.fillers and word not in ADVERBS))
-        for section in ("topic", "for", "place", "noun"):
-            if (vector := self._phrases[section].get(named)) is not None:
-                return vector
-        return self._joined(self._topic, words) if words else None

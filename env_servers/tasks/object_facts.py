@@ -28,6 +28,8 @@ NUMBERS: Mapping[str, str] = {
 }  # fmt: skip
 # Columns with several words; an attribute for each, such as `color_red`.
 WORDS: Mapping[str, str] = {"color": "colors", "material": "materials", "shape": "shapes"}
+# A flute is as long as a microwave, and smaller: of what is long and thin this share counts as how big it is.
+THIN, LONGEST_THIN = 0.6, 200.0
 COMPARISONS: Mapping[str, np.ufunc] = {
     ">=": np.greater_equal, "<=": np.less_equal, "==": np.equal, ">": np.greater, "<": np.less,
 }  # fmt: skip
@@ -53,7 +55,8 @@ class Facts:
         variants: For each object the names that are accepted, the first its own.
         categories: For each object the paper's category.
         attributes: Truth values per object, by attribute.
-        numbers: Values per object, by name; NaN where there is none.
+        numbers: Values per object, by name; NaN where there is none. `size` is the longest side in cm, and `bulk` how
+            big that makes it: less than its length if it is thin.
     """
 
     def __init__(self, objects: str, attributes: str) -> None:
@@ -70,6 +73,8 @@ class Facts:
             held = [row[column].split() for row in rows]
             for word in sorted({word for words in held for word in words}):
                 self.attributes[f"{kind}_{word}"] = np.array([word in words for words in held])
+        size, thin = self.numbers["size"], self.attributes.get("shape_long", np.zeros(len(rows), bool))
+        self.numbers["bulk"] = np.where(thin & (size <= LONGEST_THIN), THIN * size, size)
         for line in lines(attributes):
             name, _, listed = line.partition(":")
             if name in self.attributes:

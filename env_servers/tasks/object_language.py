@@ -39,12 +39,13 @@ QUANTIFIERS = (
     ("a", "lot", "of"), ("lots", "of"), ("a", "few"), ("a", "bit", "of"), ("a", "number", "of"), ("plenty", "of"),
     ("one", "or", "more"), ("several",), ("multiple",), ("many",), ("much",),
 )  # fmt: skip
+SHORTEST_RESPELLED = 5  # letters of a word that is taken for a slip
 VERB_SECTIONS = ("use", "you", "it")
 PHRASE_SECTIONS = (
     "noun", "other", "adj", "gradable", "color", "have", "need", "material", "place", "where", "for", "by", "when",
     "topic",
 )  # fmt: skip
-LIST_SECTIONS = ("filler", "prefix", "suffix", "subject", "people")
+LIST_SECTIONS = ("filler", "prefix", "denial", "suffix", "subject", "people", "core", "real")
 
 _IRREGULAR_NOUNS: Mapping[str, str] = _pairs(
     "leaves:leaf knives:knife feet:foot teeth:tooth children:child kids:kid men:man women:woman mice:mouse "
@@ -74,13 +75,13 @@ _IRREGULAR_VERBS = {
 }
 # Verbs that the grammar itself knows, besides those of the lexicon.
 _MORE_VERBS = word_set(
-    "be have need require use find see keep store put buy get sell place locate encounter own make compose construct "
-    "build craft manufacture create produce come contain include feature possess weigh cost measure help allow let "
-    "enable belong serve function act work live exist fit taste smell feel look sound consist consider call classify "
-    "categorize describe regard know refer mean intend design suppose relate associate connect power cover fill start "
-    "begin end depend rely take carry leave spot operate consume appear occur stay reside seem fall grow do go expect "
-    "link involve display situate happen want label run hunt attach equip form mine harvest raise lack count qualify "
-    "class list rank"
+    "be have need require use find see keep store put buy get sell pay place locate encounter own make compose "
+    "construct fabricate build craft manufacture create produce come contain include feature possess weigh cost "
+    "measure help allow let enable belong serve function act work live exist fit taste smell feel look sound consist "
+    "consider call classify categorize describe regard know refer mean intend design suppose relate associate connect "
+    "power cover fill start begin end depend rely take carry leave spot operate consume appear occur stay reside seem "
+    "fall grow do go expect link involve display situate happen want label run hunt attach equip form mine harvest "
+    "raise lack count qualify class list rank"
 )
 
 _SPELLINGS: Mapping[str, str] = _pairs(
@@ -88,12 +89,15 @@ _SPELLINGS: Mapping[str, str] = _pairs(
     "tyres:tires metre:meter metres:meters litre:liter centimetre:centimeter centimetres:centimeters "
     "kilometre:kilometer aeroplane:airplane aeroplanes:airplanes favourite:favorite odour:odor flavour:flavor "
     "fibre:fiber mould:mold pyjamas:pajamas theatre:theater licence:license organisation:organization "
-    "wanna:want doesnt:does~not isnt:is~not dont:do~not cant:can~not wont:will~not arent:are~not wouldnt:would~not "
+    "u:you ur:your smth:something sth:something pls:please plz:please thx:thanks wanna:want doesnt:does~not "
+    "dosent:does~not doesent:does~not isnt:is~not dont:do~not cant:can~not wont:will~not "
+    "arent:are~not wouldnt:would~not couldnt:could~not shouldnt:should~not hasnt:has~not havent:have~not didnt:did~not "
+    "wasnt:was~not werent:were~not im:i~am ive:i~have motorised:motorized mechanised:mechanized mum:mother "
     "its':its tv's:tv televison:television mens:men womens:women childrens:children kid's:kid "
     "cannot:can~not ain't:is~not can't:can~not won't:will~not shan't:shall~not whats:what~is thats:that~is "
     "hes:he~is theyre:they~are youre:you~are y'all:you gotta:have~to "
     "categorised:categorized organise:organize recognise:recognize "
-    "fruit's:fruit sofa's:sofa"
+    "fruit's:fruit sofa's:sofa vehical:vehicle brocolli:broccoli elefant:elephant vegatable:vegetable"
 )
 _IS_SHORT = word_set("it that there what he she this let who where here")
 _TOKEN = re.compile(r"[a-z]+(?:'[a-z]+)?'?|\d+(?:[.,]\d+)*|[,$]|[^\s]")
@@ -112,7 +116,8 @@ def sentences(text: str) -> list[tuple[Words, bool]]:
     )
     text = re.sub(r"\.\.+|…", " ", re.sub(r"\([^()]*\)", " ", text)).replace("\x00", " or ").replace("&", " and ")
     text = re.sub(r"\be\.g\.|\bi\.e\.|\bfor example\b", " such as ", text)
-    text = re.sub(r"\betc\.", " etc ", text).replace("u.s.", "usa")
+    text = re.sub(r"\b(\w+er|more|less) then(?= (?:an? |the |my |your |me\b|you\b|\$|\d))", r"\1 than", text)
+    text = re.sub(r"\betc\.", " etc ", text).replace("u.s.", "usa").replace("t.v.", "tv")
     found, place = list[tuple[Words, bool]](), 0
     for stop in itertools.chain(_SENTENCE.finditer(text), [None]):
         end = len(text) if stop is None else stop.start()
@@ -166,6 +171,8 @@ def noun(word: str) -> str:
     """A noun in the singular; of other words something that is the same for all their occurrences."""
     if word in _IRREGULAR_NOUNS:
         return _IRREGULAR_NOUNS[word]
+    if word.endswith("men") and len(word) > 5:
+        return word[:-2] + "an"
     if len(word) <= 3 or not word.endswith("s") or word.endswith(("ss", "us", "is")):
         return word
     if word.endswith("ies") and len(word) > 4:
@@ -205,6 +212,7 @@ class Lexicon:
         lists: By section, phrases as words, by first word and the longest first.
         references: Length, weight, price and height of things to compare with, by `key`.
         names: The objects' names and variants, by `key`; also among the nouns.
+        run_together: The same with no spaces in the names.
         bases: The base form of each form of a known verb.
         participles: Forms that are past participles.
     """
@@ -236,6 +244,28 @@ class Lexicon:
             for phrases in held.values():
                 phrases.sort(key=len, reverse=True)
         self.fillers = {phrase for phrases in self.lists["filler"].values() for phrase in phrases}
+        self.run_together = {name.replace(" ", ""): vector for name, vector in self.names.items()}
+        named = {word for variants in table.variants for name in variants for word in name.lower().split()}
+        self._core = {word for word in named | set(self.lists["core"]) if len(word) >= SHORTEST_RESPELLED}
+
+    @functools.cached_property
+    def words(self) -> frozenset[str]:
+        """All the words that are in some phrase."""
+        phrases = [phrase.split() for held in (*self.phrases.values(), *self.verbs.values()) for phrase in held]
+        phrases += [list(phrase) for held in self.lists.values() for listed in held.values() for phrase in listed]
+        return frozenset(word for phrase in phrases for word in phrase) | set(self.bases) | ADVERBS | DETERMINERS
+
+    def respelled(self, word: str) -> str:
+        """A word that means nothing as the word of the game that it is one slip away from, if it can only be one."""
+        if len(word) < SHORTEST_RESPELLED or not word.isalpha() or word in self.words or noun(word) in self.words:
+            return word
+        cuts = [(word[:place], word[place:]) for place in range(1, len(word) + 1)]
+        slips = {head + tail[1:] for head, tail in cuts}
+        slips |= {head + tail[1] + tail[0] + tail[2:] for head, tail in cuts if len(tail) > 1}
+        for letter in "abcdefghijklmnopqrstuvwxyz":
+            slips |= {head + letter + kept for head, tail in cuts for kept in (tail, tail[1:])}
+        meant = slips & self._core
+        return meant.pop() if len(meant) == 1 else word
 
     def _add(self, section: str, line: str, table: Facts) -> None:
         left, _, right = line.partition("=")

@@ -89,6 +89,9 @@ class Parsing(ABC):
     def noun_phrase(self, words: Words) -> Vector | None: ...
 
     @abstractmethod
+    def head(self, words: Words) -> Vector | None: ...
+
+    @abstractmethod
     def modifier(self, words: Words) -> Vector | None: ...
 
     def bare(self, words: Words) -> Words:
@@ -104,6 +107,9 @@ class Parsing(ABC):
 
     def _joined(self, read: Callable[[Words], Vector | None], words: Words) -> Vector | None:
         """Two parts with "and" or "or" between them, which may share their beginning or their end."""
+        if "neither" in words and "nor" in words:
+            said = tuple("or" if word == "nor" else word for word in words if word != "neither")
+            return opposite(read(said))
         for link in LINKS:
             for place in range(1, len(words) - 1):
                 if words[place] == link:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from env_servers.tasks.object_actions import CALLED, Actions
+from env_servers.tasks.object_comparisons import ADJECTIVES
 from env_servers.tasks.object_facts import Vector
 from env_servers.tasks.object_language import ADVERBS, DETERMINERS, Words, key, noun, word_set
 from env_servers.tasks.object_parsing import (
@@ -22,8 +23,9 @@ from env_servers.tasks.object_parsing import (
     remembered,
     without_it,
 )
+from env_servers.tasks.object_parts import GROUPS
 
-MADE = word_set("make compose construct build craft form create produce manufacture mine consist")
+MADE = word_set("make compose construct build craft assemble form create produce manufacture fabricate mine consist")
 MAKERS: Mapping[str, str] = {
     **dict.fromkeys(word_set("human man people person mankind humanity"), "man_made"),
     **dict.fromkeys(("factory", "machine", "company"), "in_factory"),
@@ -31,7 +33,9 @@ MAKERS: Mapping[str, str] = {
     "hand": "handmade_art", "animal": "nothing",
 }  # fmt: skip
 ABLE = word_set("able likely known expected sure bound apt")
-EASY = word_set("easy safe possible fun okay ok fine common normal legal healthy good nice best popular")
+EASY = word_set(
+    "easy safe possible fun okay ok fine common normal legal healthy good nice best popular accurate correct right fair"
+)
 FIT_FOR = word_set(
     "meant intended designed supposed suited ideal good useful needed required necessary important perfect suitable "
     "great appropriate made built created helpful handy essential best used popular safe"
@@ -54,6 +58,22 @@ class Phrases(Actions):
             return self.predicate(rest)
         if first == "no" and (compared := self._comparer.read(rest)) is not None:
             return ~compared  # "no bigger than a car"
+        if rest[:1] == ("but",) and first in ("anything", "everything"):
+            return opposite(self.predicate(rest[1:]))
+        if first == "nothing":
+            return opposite(self.noun_phrase(("something", *rest)))
+        if first in ("free", "devoid") and rest[:1] == ("of",) and len(rest) > 1:
+            return opposite(self._of_material(rest[1:]))
+        for apart in (("rather", "than"), ("instead", "of"), ("as", "opposed", "to"), ("and", "not")):
+            for size in range(1, len(words) - len(apart)):
+                if words[size : size + len(apart)] == apart:
+                    return both(self.predicate(words[:size]), opposite(self.predicate(words[size + len(apart) :])))
+        if noun(words[-1]) == "word" and (vector := self._comparer.spelled(("have", *words))) is not None:
+            return vector  # "is it two words?"
+        if first == "native" and rest[:1] == ("to",):
+            return self.thing_does(("live", "in", *rest[1:]))
+        if first == "part" and rest[:1] == ("of",) and GROUPS & set(map(noun, rest[1:])):
+            return self._category(rest[1:])
         for reader in (self.quality, self._comparer.read, self._participle, self._fit, self.prepositional):
             if (vector := reader(words)) is not None:
                 return vector
@@ -88,11 +108,28 @@ class Phrases(Actions):
             return made  # but "is it food" asks for a kind of thing
         if words[0] == "non" and len(words) > 1:
             return opposite(self.quality(words[1:]))
-        return None
+        if words[-1] == "related" and len(words) > 1:
+            return self._topic(words[:-1])
+        return self._of_parts(words)
+
+    def _of_parts(self, words: Words) -> Vector | None:
+        """Four legged, six stringed, wheeled, wheelless."""
+        part = words[-1]
+        if len(words) == 2 and part == "less":
+            return opposite(self._phrases["have"].get(noun(words[0])))
+        if len(words) == 1 and part.endswith("less"):
+            return opposite(self._phrases["have"].get(noun(part.removesuffix("less"))))
+        if len(words) > 2 or not part.endswith("ed"):
+            return None
+        stem = part.removesuffix("ed")
+        stem = stem[:-1] if stem[-2:-1] == stem[-1:] else stem
+        return self._comparer.count((words[0], stem)) if len(words) == 2 else self._phrases["have"].get(stem)
 
     @remembered
     def _adjectives(self, words: Words) -> Vector | None:
         """Adjectives side by side, such as "small round"."""
+        if key(words) in self._phrases["noun"]:
+            return None  # "fresh water"
         for taken in range(min(3, len(words) - 1), 0, -1):
             if (first := self.quality(words[:taken])) is not None:
                 rest = words[taken:]
@@ -123,12 +160,14 @@ class Phrases(Actions):
             while rest and rest[0] in ("as", "of", "to", "be"):
                 rest = rest[1:]
             return self.predicate(rest) if rest else None
-        if verb in ("power", "operate", "fuel", "run", "drive") and rest[:1] in (("by",), ("on",), ("with",)):
-            return self._phrases["need"].get(key(rest[1:]))
+        moved = verb in ("power", "operate", "fuel", "run", "drive") and rest[:1] in (("by",), ("on",), ("with",))
+        if moved and (vector := self._phrases["need"].get(key(rest[1:]))) is not None:
+            return vector
         if verb in ("cover", "fill", "equip", "attach") and rest[:1] in (("in",), ("with",), ("by",)):
             made = self.material(rest[1:]) if verb == "fill" else None
             return self.has(rest[1:]) if made is None else made
-        return self.people_do((verb, *rest))
+        done = self.people_do((verb, *rest))
+        return self.people_do((verb, *without_it(rest))) if done is None and "it" in rest else done
 
     def _made(self, rest: Words) -> Vector | None:
         while rest and rest[0] in ADVERBS | {"entirely", "completely", "up", "partly", "partially"}:
@@ -148,12 +187,15 @@ class Phrases(Actions):
             return both(~self._table.attributes["dangerous"], self.people_do(without_it(rest[1:])))
         if first in EASY and rest[:1] == ("for",) and (taken := self._lexicon.starts("people", rest[1:])):
             rest = rest[1 + taken :]
-        if rest[:2] == ("enough", "to") and len(rest) > 2:
-            does = self.thing_does(rest[2:])
-            return self.people_do(without_it(rest[2:])) if does is None else does
-        if first in ("capable", "incapable") and rest[:1] == ("of",):
+        if rest[:1] == ("enough",) and len(rest) > 2:
+            return self._fitting(rest[1:])
+        if first == "too" and len(rest) > 2 and rest[0] in ADJECTIVES:
+            return opposite(self._fitting(rest[1:]))  # "too heavy for a person to lift"
+        if rest[:1] == ("of",) and first in ("capable", "incapable"):
             done = self.thing_does(rest[1:])
             return done if first == "capable" else opposite(done)
+        if rest[:1] == ("at",) and first in ("good", "great", "bad") and len(rest) > 1:
+            return self.thing_does(rest[1:])
         if first in ("unable", "unlikely", "impossible") and rest[:1] == ("to",):
             return opposite(self._fit(("possible" if first == "impossible" else "able", *rest)))
         if rest[:1] == ("to",):
@@ -163,10 +205,29 @@ class Phrases(Actions):
                 return self.thing_does(rest[1:])
             done = self.people_do(without_it(rest[1:])) if first in EASY | FIT_FOR else None
             meant = self.purpose(without_it(rest[1:])) if first in FIT_FOR else None
-            return done if meant is None or (first in EASY and done is not None) else meant
+            return done if meant is None or (done is not None and (first in EASY or "it" in rest)) else meant
         if first in FIT_FOR and rest[:1] in (("for",), ("in",), ("at",), ("when",), ("as",)):
             return self.usage(rest)
         return None
+
+    def _of_material(self, words: Words) -> Vector | None:
+        made = self.material(words)
+        return self.has(words) if made is None else made
+
+    def _fitting(self, words: Words) -> Vector | None:
+        """After "big enough" and "too big": to fit in a bag, to carry, for a child to lift, for a pocket."""
+        somebody = words[0] == "for" and "to" in words[2:-1]
+        if somebody:
+            to = words.index("to")
+            if self._lexicon.starts("people", words[1:to]) != to - 1:
+                return self._users_do((*words[1:to], *words[to + 1 :]), gap=True)
+            words = words[to:]
+        if words[0] == "to" and len(words) > 1:
+            done = self.people_do(without_it(words[1:]))
+            does = self.thing_does(words[1:])
+            first, second = (done, does) if somebody or words[-1] in PREPOSITIONS else (does, done)
+            return second if first is None else first
+        return self._comparer.inside(("in", *words[1:])) if words[0] in ("for", "in") else None
 
     @remembered
     def prepositional(self, words: Words) -> Vector | None:
@@ -180,7 +241,7 @@ class Phrases(Actions):
             return self.users(rest)
         if first == "of":
             return self.material(rest)
-        if first in ("in", "under") and len(rest) > 1 and {"category", "group", "family"} & set(map(noun, rest)):
+        if first in ("in", "under") and len(rest) > 1 and GROUPS - {"of"} & set(map(noun, rest)):
             return self._category(rest)
         if first == "from" and (vector := self._lexicon.verbs["it"].get(f"come from {key(rest)}")) is not None:
             return vector
@@ -196,6 +257,10 @@ class Phrases(Actions):
             if head is not None:
                 if size == len(words):
                     return head
+                if words[size] in ("that", "which") and words[size + 1 : size + 2] in (("is",), ("are",)):
+                    relative = key(words[size + 2 :]) in self._phrases["gradable"]  # what is large depends on the kind
+                    if relative and (graded := self.head((*words[size + 2 :], *words[:size]))) is not None:
+                        return graded
                 generic = noun(words[size - 1]) in GENERIC
                 said = self.said_of_generic(words[size:]) if generic else self.said_of_noun(words[size:])
                 if said is not None:
@@ -218,12 +283,18 @@ class Phrases(Actions):
     def head(self, words: Words) -> Vector | None:
         """A noun with its adjectives."""
         words = self.bare(words)
+        if not words or words[-1] in DETERMINERS:
+            return None
         if len(words) == 1 and noun(words[0]) in GENERIC:
             return self._all
+        if words[0] == "non":
+            return opposite(self.head(words[1:]))
         named = key(words)
         for section in ("noun", "other"):
             if (vector := self._phrases[section].get(named)) is not None:
                 return vector
+        if (vector := self._lexicon.run_together.get(named.replace(" ", ""))) is not None:
+            return vector  # "a tooth brush"
         for taken in range(min(3, len(words) - 1), 0, -1):
             first, rest = words[:taken], words[taken:]
             if (modifier := self.modifier(first)) is None:
@@ -261,6 +332,8 @@ class Phrases(Actions):
         for section in ("place", "for", "by"):
             if named in self._phrases[section]:
                 return self._phrases[section][named]
+        if words[0].endswith("ing") and (vector := self.purpose(words)) is not None:
+            return vector
         return self._comparer.sized(words)
 
     @remembered
@@ -268,7 +341,13 @@ class Phrases(Actions):
         """What follows "something"."""
         if tail[0] == "to" and (vector := self.people_do(without_it(tail[1:]))) is not None:
             return vector
+        if tail[0] == "like" and len(tail) > 1:
+            return self.noun_phrase(tail[1:])
         vector = self.said_of_noun(tail)
+        for size in range(1, len(tail)) if vector is None else ():
+            vector = both(self.quality(tail[:size]), self.said_of_noun(tail[size:]))
+            if vector is not None:
+                return vector  # "something round that you can eat"
         return self.predicate(tail) if vector is None and tail[0] not in DETERMINERS | {"and", "or"} else vector
 
     @remembered
@@ -298,7 +377,8 @@ class Phrases(Actions):
             return self.people_do(without_it(rest)) if meant is None else meant
         if first in PREPOSITIONS and (vector := self.prepositional(tail)) is not None:
             return vector
-        if first in self._lexicon.participles or first.endswith("ing") or first in ("able", "capable", "not", "good"):
+        doing = first.endswith("ing") and first in self._lexicon.bases
+        if doing or first in self._lexicon.participles or first in ("able", "capable", "not", "good"):
             return self.predicate(tail)
         if (vector := self._comparer.read(tail)) is not None:
             return vector

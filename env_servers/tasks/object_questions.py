@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
+from env_servers.tasks.object_comparisons import DIMENSIONS
 from env_servers.tasks.object_facts import Vector, facts
 from env_servers.tasks.object_language import ADVERBS, DETERMINERS, Words, lexicon, noun, sentences, word_set
 from env_servers.tasks.object_parsing import BE, DO, HAVE, MODAL, TooLong, opposite
@@ -32,6 +33,7 @@ FUNCTIONS = word_set("purpose use function job role")
 AUXILIARY = BE | DO | MODAL | HAVE
 # Words that people say before a question, but that may also be its first.
 AMBIGUOUS = word_set("good nice cool great interesting perfect right sure first second next no think guess")
+SEEKING = word_set("thinking looking searching talking hinting referring guessing dealing asking")
 # What is said in the middle of a question without changing it.
 ASIDES = (("by", "any", "chance"), ("by", "chance"), ("in", "general"), ("at", "all"), ("for", "the", "most", "part"))
 
@@ -48,11 +50,17 @@ class Reader(Phrases):
         question = questions[0]
         if any(words is not question and self._stripped(words)[0] in AUXILIARY for words, _ in said):
             return None  # two things are asked
+        vector = self._sentence(question)
+        respelled = tuple(map(self._lexicon.respelled, question)) if vector is None else question
+        return vector if respelled == question else self._sentence(respelled)
+
+    def _sentence(self, question: Words) -> Vector | None:
         self.known, self.steps = {}, 0
+        question, denied = self._undenied(question)
         try:
             for words in self._readings(question):
                 if words and (vector := self._clauses(words)) is not None:
-                    return vector
+                    return ~vector if denied else vector
         except TooLong:
             return None
         finally:
@@ -75,6 +83,13 @@ class Reader(Phrases):
                 break
             words = words[:-taken]
         return words
+
+    def _undenied(self, words: Words) -> tuple[Words, bool]:
+        """Without "would it be wrong to say that" and the like at the beginning, and whether these negate the rest."""
+        denied = False
+        while 0 < (taken := self._lexicon.starts("denial", words := self._stripped(words))) < len(words):
+            words, denied = words[taken:], not denied
+        return words, denied
 
     def _readings(self, words: Words) -> Iterator[Words]:
         """The sentence with "it" for the object, and its commas read as "and" or "or", or left out."""
@@ -140,13 +155,23 @@ class Reader(Phrases):
     # Clauses ----------------------------------------------------------------------------------------------------------
     def _clauses(self, words: Words) -> Vector | None:
         """One question, or two with "and" or "or" between them."""
+        places = [place for place in range(2, len(words) - 2) if words[place] in ("and", "or", "but")]
+        for place in places:
+            # "and can you", "or does it" begin a question whatever stands before them.
+            if words[place + 1] in AUXILIARY and words[place + 2] in ("it", "you", "people"):
+                return self._two(words, place)
         vector = self.clause(words)
-        for place in range(2, len(words) - 2) if vector is None else ():
-            if words[place] in ("and", "or", "but") and words[place + 1] in AUXILIARY | {"it"}:
-                first, second = self.clause(words[:place]), self._clauses(words[place + 1 :])
-                if first is not None and second is not None:
-                    return first | second if words[place] == "or" else first & second
+        for place in places if vector is None else ():
+            if words[place + 1] in AUXILIARY | {"it"} and (vector := self._two(words, place)) is not None:
+                break
         return vector
+
+    def _two(self, words: Words, place: int) -> Vector | None:
+        """Two questions with a link at that place."""
+        first, second = self.clause(words[:place]), self._clauses(words[place + 1 :])
+        if first is None or second is None:
+            return None
+        return first | second if words[place] == "or" else first & second
 
     def clause(self, words: Words) -> Vector | None:
         """A whole question, or a statement that is asked."""
@@ -157,6 +182,8 @@ class Reader(Phrases):
             return self._statement(words)
         if rest[0] == "not" and first != "it":
             return opposite(self.clause((first, *rest[1:]))) if len(rest) > 1 else None
+        if rest[0] in ("the", "this", "that", "your") and (vector := self._of_kind(first, rest[1:])) is not None:
+            return vector
         if first in BE:
             return self._after_be(rest)
         if first in HAVE and rest[0] == "it":
@@ -165,6 +192,14 @@ class Reader(Phrases):
             return self._of_it(rest)
         vector = self._after_do(rest)
         return self.fragment(words) if vector is None else vector
+
+    def _of_kind(self, first: str, rest: Words) -> Vector | None:
+        """After "is the" and "does the", with a kind for the object: "animal a mammal", "fruit grow on trees"."""
+        for size in range(min(3, len(rest) - 1), 0, -1):
+            kind, after = self.head(rest[:size]), rest[size:]
+            if kind is not None and kind.any() and (vector := self.clause((first, "it", *after))) is not None:
+                return opposite(kind & ~vector) if after[0] == "not" else kind & vector
+        return None
 
     def _statement(self, words: Words) -> Vector | None:
         """ "People eat it", or a predicate alone."""
@@ -182,24 +217,29 @@ class Reader(Phrases):
         vector = self.predicate(words)
         if vector is None and self._lexicon.bases.get(words[0], words[0]) != words[0]:
             vector = self.thing_does(words)
-        return vector
+        return self.has(words) if vector is None else vector
 
     def _after_be(self, rest: Words) -> Vector | None:
         first, after = rest[0], rest[1:]
         if first == "there":
             return self._there(after)
+        if rest[-2:] == ("than", "it") and (vector := self._comparer.inverse(rest[:-2])) is not None:
+            return vector
         if first == "it":
             vector = self.predicate(after)
             return self._property(after) if vector is None else vector
         if first in ("its", "the"):
-            return self._property(after)
+            vector = self._spelling(rest)
+            return self._property(after) if vector is None else vector
+        if noun(rest[-1]) in PROPERTIES and (place := next((i for i, w in enumerate(rest) if w in ("its", "the")), 0)):
+            return self._property((noun(rest[-1]), *rest[:place]))  # "is blue its main color?"
         if (taken := self._lexicon.starts("people", rest)) and taken < len(rest):
             rest = rest[taken:]
             if rest[0] == "not" and len(rest) > 1:
                 return opposite(self._after_be((first, *rest[1:])))
             if rest[:2] == ("able", "to"):
                 return self.people_do_it(rest[2:])
-            if rest[:2] in (("thinking", "of"), ("thinking", "about")):
+            if rest[0] in SEEKING and rest[1:2] in (("of",), ("about",), ("for",), ("at",), ("to",)) and rest[2:]:
                 return self.predicate(rest[2:])
             return self.predicate(rest) if first == "you" else None  # "are you a cat?"
         return self.predicate(rest)  # "is a cat?", "is used to cut?"
@@ -213,12 +253,31 @@ class Reader(Phrases):
             if noun(after[0]) in ("name", "spelling") and len(after) > 1:
                 return self._comparer.spelled(after[1:])
             return self.thing_does(after)
-        if rest[:2] == ("its", "name"):
-            return self._comparer.spelled(rest[2:])
+        if (vector := self._spelling(rest)) is not None:
+            return vector
+        if rest[-2:] == ("than", "it") and (vector := self._comparer.inverse(rest[:-2])) is not None:
+            return vector
+        if rest[-3:] == ("live", "in", "it") and (vector := self.has(rest[:-3])) is not None:
+            return vector
         taken = self._lexicon.starts("people", rest)
         if 0 < taken < len(rest) and (vector := self.people_do_it(rest[taken:])) is not None:
             return vector
-        return self._users_do(rest, gap=False)
+        vector = self._users_do(rest, gap=False)
+        return self.thing_does(after) if vector is None and first == "one" and after else vector
+
+    def _spelling(self, rest: Words) -> Vector | None:
+        """Its name has two words, its first letter is so."""
+        if rest[:1] == ("the",) and rest[2:4] == ("of", "it"):
+            rest = (*rest[:2], *rest[4:])
+        if rest[1:2] in (("name",), ("spelling",)) and len(rest) > 3:
+            return self._comparer.spelled(rest[2:] if rest[2] in self._lexicon.bases else ("have", *rest[2:]))
+        if rest[1:3] in (("first", "letter"), ("last", "letter")):
+            letter = rest[-1:]
+            between = set(rest[3:-1]) - {"of", "in", "its", "the", "it", "name", "a", "an", "letter"} - BE
+            return (
+                None if between else self._comparer.spelled(("start" if rest[1] == "first" else "end", "with", *letter))
+            )
+        return None
 
     def _after_has(self, rest: Words) -> Vector | None:
         """After "has it"."""
@@ -226,23 +285,28 @@ class Reader(Phrases):
             rest = rest[1:]
         if not rest:
             return None
-        return self.predicate(rest[1:]) if rest[0] == "been" else self.has(rest)
+        if rest[0] == "been":
+            return self.predicate(rest[1:])
+        vector = self.has(rest)
+        return self._another(rest) if vector is None else vector
 
     def _of_it(self, rest: Words) -> Vector | None:
         """After "it" in a statement."""
         if len(rest) > 1 and rest[0] in BE:
             return self.predicate(rest[1:])
-        if noun(rest[0]) in PROPERTIES | FUNCTIONS:
-            return self._property(rest)
-        return self.thing_does(rest)
+        vector = self._property(rest)
+        return self.thing_does(rest) if vector is None else vector
 
     def _there(self, words: Words) -> Vector | None:
         """There is something on it, or one of it somewhere."""
         if words[:1] == ("one",) and len(words) > 1:
             return self.location(words[1:])
-        if len(words) > 2 and words[-1] == "it" and words[-2] in ("on", "in", "inside", "to", "with", "of"):
-            words = words[:-3] if words[-3] == "attached" else words[:-2]
-        return self.has(words) if words and "it" not in words else None
+        if len(words) > 2 and words[-1] == "it" and words[-2] in ("with", "of"):
+            words = words[:-2]
+        if not words or "it" in words[:-1]:
+            return None
+        vector = self.has(words)
+        return self._another(words[:-2]) if vector is None and words[-1] == "it" else vector
 
     def _property(self, words: Words) -> Vector | None:
         """Its color is so, its purpose is that."""
@@ -258,6 +322,8 @@ class Reader(Phrases):
             return None
         if rest[0] == "not":
             return opposite(self._property((named, *rest[1:])))
+        if named in DIMENSIONS and (vector := self._comparer.amount(rest, DIMENSIONS[named])) is not None:
+            return vector
         if named not in FUNCTIONS:
             return self.material(rest) if named == "material" else self.predicate(rest)
         return self.usage(rest) if rest[0] in ("to", "for", "as") else self.for_what(rest)

@@ -39,6 +39,8 @@ PARTS = {
     "Rasapūdipalem", "Wuzhong", "Puyang", "Lüliang", "Yunfu", "Bazhong", "Kakamega", "Jepara", "Bannu",
     "New Taipei City",
 }  # fmt: skip
+# GeoNames counts the fence of Guantanamo Bay as a border.
+NO_NEIGHBOURS = {("CU", "US"), ("US", "CU")}
 # Codes that are no country any more, or nowhere that people live.
 NO_COUNTRY = {"AN", "CS", "AQ", "BV", "GS", "HM", "IO", "TF", "UM"}
 
@@ -112,7 +114,7 @@ def main() -> None:
             (
                 code, row["name"].strip().removeprefix("The "), row["continentcode"], row["capital"],
                 row["population"], row["areakm2"],
-                ";".join(sorted(filter(None, row["neighbours"].split(",")))),
+                ";".join(sorted(b for b in row["neighbours"].split(",") if b and (code, b) not in NO_NEIGHBOURS)),
             )
             for code, row in sorted(countries.items())
         ],
