@@ -46,7 +46,7 @@ def draw_histogram(path: Path, manifest: Mapping[str, Any]) -> None:
 
     figure = Figure(figsize=(6.4, 3.0), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    for split, colour in zip(manifest["splits"], ("#3b6fb6", "#e08a2c"), strict=False):
+    for split, colour in zip(manifest["splits"], ("#3b6fb6", "#e08a2c", "#4a9a5b"), strict=False):
         bars = manifest["splits"][split]["histogram"]
         total = sum(bars["counts"])
         axes.stairs(

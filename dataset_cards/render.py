@@ -79,6 +79,7 @@ def render_card(repo_id: str, manifests: Sequence[Mapping[str, Any]]) -> str:
             _columns(),
             _statistics(spec, episodes),
             *(_imported(manifest) for manifest in episodes if "imported" in manifest),
+            *(_served(manifest) for manifest in episodes if "served" in manifest),
             _reference(spec, episodes[0]),
         ]
     sections += [_interactions(repo_id, manifest) for manifest in interactions]
@@ -230,7 +231,7 @@ def _statistics(spec: TaskSpec, manifests: Sequence[Mapping[str, Any]]) -> str:
             f"{paper['std_return']:.2f}", "", "", f"{paper['mean_length']:.1f}", f"{paper['std_length']:.1f}",
             f"{paper['success_rate']:.1%}", "",
         ])  # fmt: skip
-    sources = {m["config"]: "imported, see below" if "imported" in m else f"by `{m['policy']}`" for m in manifests}
+    sources = {m["config"]: _source(m) for m in manifests}
     collected = ", ".join(f"`{config}` {source}" for config, source in sources.items())
     difference = manifests[0]["difference"]
     end = table(["end of the episode", "episodes", "meaning"], reasons, ["meaning"])
@@ -241,6 +242,13 @@ def _statistics(spec: TaskSpec, manifests: Sequence[Mapping[str, Any]]) -> str:
         + f"\n\n{end}\n\n"
         + "\n\n".join(notes)
     )
+
+
+def _source(manifest: Mapping[str, Any]) -> str:
+    """How a configuration came about, in a few words."""
+    kind = next((kind for kind in ("imported", "served") if kind in manifest), None)
+    words = {"imported": "imported, see below", "served": "recorded from a server, see below"}
+    return f"by `{manifest['policy']}`" if kind is None else words[kind]
 
 
 def _numbers(summary: Mapping[str, Any]) -> list[str]:
@@ -272,6 +280,42 @@ def _imported(manifest: Mapping[str, Any]) -> str:
     )
 
 
+def _served(manifest: Mapping[str, Any]) -> str:
+    """Who played the episodes of a configuration that a server recorded, with whom, and how they are named."""
+    found, name, episodes = manifest["served"], manifest["config"], manifest["summary"]["episodes"]
+    tables = [table(["client", "episodes"], [[_code(policy), f"{n:,}"] for policy, n in found["policies"]])]
+    if found["partners"]:
+        rows = [[_code(partner), _code(revision), f"{n:,}"] for partner, revision, n in found["partners"]]
+        tables.append(table(["partner", "revision", "episodes"], rows, ["revision"]))
+    if found["other_options"] or found["options"][0][0]:
+        rows = [[_code(json.dumps(options)), f"{n:,}"] for options, n in found["options"]]
+        tables.append(table(["options of the environment", "episodes"], rows))
+    for number, what in ((found["other_policies"], "clients"), (found["other_options"], "sets of options")):
+        if number:
+            tables.append(f"Of {what} these are the most frequent ones; there are {number:,} more.")
+    test = manifest["splits"].get("test", {"episodes": 0})["episodes"]
+    warning = f" {test:,} are test episodes, which scores are reported on: train on the others." if test else ""
+    again = f" {found['again']:,} are such." if found["again"] else ""
+    unnamed = (
+        f" {found['unnamed']:,} came without split and number, or with another seed than theirs: these are numbered "
+        "here, as of the split `train`, and their seed says nothing of their number (`info`: `served.named` is false)."
+        if found["unnamed"]
+        else ""
+    )
+    return (
+        f"## Served episodes: `{name}`\n\nWhat is said above on how episodes were collected is not about these. "
+        f"Clients of a server played them (`lmrl serve --record`), {episodes:,} in all. `behavior_policy` is what a "
+        "client calls itself, `remote` where it does not say. Where it played an episode of the same split and number "
+        f"again, all are here, the second one with `#2` after that name, and so on.{again}{warning}{unnamed}\n\n"
+        + "\n\n".join(tables)
+    )
+
+
+def _code(text: str) -> str:
+    """What a stranger wrote, as code in a table: it cannot leave its cell, nor be read as anything else."""
+    return f"`{text.replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+
+
 def _reference(spec: TaskSpec, manifest: Mapping[str, Any]) -> str:
     rows = []
     for name, summary in manifest["reference"].items():
@@ -288,7 +332,7 @@ def _reference(spec: TaskSpec, manifest: Mapping[str, Any]) -> str:
     ]
     header = ["policy", "episodes", "mean return", "95 % interval", "success", "length", *spec.normalisations]
     scales = table(["scale", "0", "50", "100", "where they come from"], scale_rows, ["where they come from"])
-    if not rows:  # of imported episodes alone
+    if not rows:  # of episodes that are imported or recorded from a server alone
         return (
             "## Scores\n\nNormalised scores: 0, 50 and 100 stand for these returns, linear in between and beyond, "
             f"never clipped.\n\n{scales}"
@@ -326,6 +370,8 @@ def _command(manifest: Mapping[str, Any]) -> str:
     """The command that made a configuration."""
     if "kind" in manifest:
         return "lmrl data interactions"
+    if "served" in manifest:
+        return f"lmrl serve --tasks {manifest['task']} --record"
     options = "".join(f" --option {_as_argument(*item)}" for item in manifest["env_kwargs"].items())
     if "imported" in manifest:
         files = [(file["split"], shlex.quote(file["name"])) for file in manifest["imported"]["files"]]

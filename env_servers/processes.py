@@ -142,7 +142,7 @@ def _run_worker(
     logging.basicConfig(
         level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    rooms = Rooms(settings.tasks, settings.limits, sink=_open_sink(settings.record, number), reveal=settings.reveal)
+    rooms = Rooms(settings.tasks, settings.limits, sink=_open_sink(settings, number), reveal=settings.reveal)
     rooms.prepare()
     app = create_app(rooms, settings.tokens, others=None if reports is None else lambda: _read_reports(reports, number))
     config = uvicorn.Config(
@@ -192,11 +192,11 @@ def _make_server(config: uvicorn.Config, rooms: Any, grace: float, on_ready: Cal
     return Server(config)
 
 
-def _open_sink(record: Path | None, number: int) -> Sink | None:
-    if record is None:
+def _open_sink(settings: Settings, number: int) -> Sink | None:
+    if settings.record is None:
         return None
     module, _, name = SINK.partition(":")
-    sink: Sink = getattr(importlib.import_module(module), name)(record, number)
+    sink: Sink = getattr(importlib.import_module(module), name)(settings.record, number, list(settings.tasks))
     return sink
 
 

@@ -37,7 +37,7 @@ def serve(
     partner: Partner = None,
     partner_option: PartnerOption = None,
     record: Annotated[
-        Path | None, typer.Option(help="Folder that finished episodes are written to, as a dataset.")
+        Path | None, typer.Option(help="Folder that finished episodes are written to, as a dataset of each task.")
     ] = None,
     reveal: Annotated[
         bool, typer.Option("--reveal", help="Tell clients what is hidden, for scripted policies that know it.")

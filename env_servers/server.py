@@ -10,6 +10,8 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import functools
+import hashlib
 import hmac
 import logging
 import time
@@ -221,8 +223,7 @@ class _Keeper:
         return JSONResponse({"ready": True, "free": rooms.limits.sessions - rooms.used})
 
     async def page(self) -> HTMLResponse:
-        text = (resources.files("env_servers") / "page.html").read_text(encoding="utf-8")
-        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        text, policy = _page()
         return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
     # The websocket --------------------------------------------------------------------------------------------
@@ -383,6 +384,18 @@ async def _play(session: Session, frames: _Frames) -> None:
         await frames.send(reply)
 
 
+@functools.cache
+def _page() -> tuple[str, str]:
+    """The page, and a policy under which a browser runs no script and asks no server but its own."""
+    text = (resources.files("env_servers") / "page.html").read_text(encoding="utf-8")
+    allowed = []
+    for tag in ("style", "script"):
+        inside = text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+        allowed.append(f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'")
+    rest = "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+    return text, "; ".join(["default-src 'none'", *allowed, rest])
+
+
 def _spec_row(spec: TaskSpec) -> dict[str, Any]:
     return {
         "id": spec.id,
@@ -413,15 +426,24 @@ def _offered(subprotocols: Sequence[str]) -> bytes | None:
 
 def _name(token: bytes) -> str:
     """A client by its token, in a form that may stand in a log."""
-    import hashlib
-
     return "token " + hashlib.sha256(token).hexdigest()[:12]
 
 
 def _foreign(socket: WebSocket) -> bool:
-    """Whether a browser opened it for a page of another site: websockets know no CORS."""
+    """Whether a browser opened it for a page of another site: websockets know no CORS.
+
+    A proxy may put its own name for this server in place of the host that the browser asked, which it then tells
+    apart; a page cannot set that header.
+    """
     origin = socket.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc != socket.headers.get("host")
+    if origin is None:
+        return False
+    told = socket.headers.get("x-forwarded-host", "").partition(",")[0].strip()
+    try:
+        page = urlsplit(origin).netloc
+    except ValueError:
+        return True
+    return not page or page not in (socket.headers.get("host"), told)
 
 
 async def _deny(socket: WebSocket, status: int, message: str) -> None:

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,13 +21,15 @@ from env_servers import wire
 from env_servers.executor import Moves
 from env_servers.metrics import Counts
 from env_servers.partners import GUARDED, KNOWLEDGE, Query
-from env_servers.seeding import SPLITS
+from env_servers.seeding import episode_seed
 from env_servers.task import Env, EpisodeError, Step
 from env_servers.tasks import load_task, make_env
 from env_servers.trajectory import Trajectory, Turn
 from env_servers.wire import WireError
 
 logger = logging.getLogger("lmrl.server")
+
+SERVED = "served"  # key of a recorded episode's `info`: its id here, and whether split and index are its client's
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,8 @@ class Limits:
 class Sink(Protocol):
     """Where finished episodes go."""
 
-    def add(self, episode: Trajectory) -> None:
-        """Keep one; called from one thread at a time, and may wait for the disk."""
-        ...
-
-    def next_index(self) -> int:
-        """A number for an episode whose client names none."""
+    def add(self, episode: Trajectory) -> Future[None]:
+        """Keep one, without waiting for the disk: what it gives is done as soon as the episode is safe."""
         ...
 
     def close(self) -> None:
@@ -251,22 +250,32 @@ class Session:
         self.playing = False
 
     async def _finish(self, env: Env, step: Step) -> None:
+        """Keep the episode, if episodes are kept: its end is told only when it is safe."""
+        assert self.task is not None and step.end_reason is not None
+        if self.rooms.sink is not None:
+            try:
+                await asyncio.wrap_future(self.rooms.sink.add(self._record(env, step)))
+            except Exception as error:
+                logger.exception("an episode of %s could not be recorded", self.task)
+                raise self._lose(self.task, "record", "the episode could not be recorded; it is lost") from error
         self.playing = False
         self.episodes += 1
-        assert self.task is not None and step.end_reason is not None
         self.rooms.counts.episodes[self.task, step.end_reason] += 1
-        sink = self.rooms.sink
-        if sink is None:
-            return
+
+    def _record(self, env: Env, step: Step) -> Trajectory:
+        """The finished episode. It has its client's name for it, if the seed is that of the name; else it has none."""
+        assert self.task is not None and step.end_reason is not None
         assert self._asked is not None and self._env_of is not None
         named = self._asked.metadata
-        split, index = named.get("split"), named.get("index")
-        episode = Trajectory(
+        split, index, fits = named.get("split"), named.get("index"), False
+        if split is not None and index is not None:
+            fits = self._seed == episode_seed(self.task, env.spec.version, split, index)
+        return Trajectory(
             task=self.task,
             task_version=env.spec.version,
             env_kwargs=self._env_of[1],
-            split=split if split in SPLITS else "train",
-            index=index if isinstance(index, int) and index >= 0 else sink.next_index(),
+            split=split if split is not None and fits else "train",
+            index=index if index is not None and fits else 0,
             seed=self._seed,
             turns=tuple(self._turns),
             final_observation=step.observation or None,
@@ -275,10 +284,9 @@ class Session:
             end_reason=step.end_reason,
             success=step.success,
             num_invalid=self._invalid,
-            behavior_policy=str(named.get("policy") or "remote"),
-            info={**env.info, "episode_id": self.episode_id},
+            behavior_policy=named.get("policy") or "remote",
+            info={**env.info, SERVED: {"episode_id": self.episode_id, "named": fits}},
         )
-        await self.rooms.keep(episode)
 
     def _observe(
         self, reward: float | None, step: Step, request: str | int | None, metadata: dict[str, Any]
@@ -366,7 +374,6 @@ class Rooms:
         self.tasks, self.limits, self.sink, self.reveal = dict(tasks), limits, sink, reveal
         self.partners: dict[str, dict[str, str]] = {}
         self.moves = Moves()
-        self.records = Moves(patience=math.inf, most_threads=1)  # one thread writes, in order
         self.counts = Counts()
         self.sessions: set[Session] = set()
         self.by_client: Counter[str] = Counter()
@@ -394,12 +401,10 @@ class Rooms:
     def start(self) -> None:
         """Begin; called in the event loop."""
         self.moves.start()
-        self.records.start()
 
     def stop(self) -> None:
         """End the threads."""
         self.moves.stop()
-        self.records.stop()
 
     def which(self, asked: str | None, path: str | None) -> str:
         """The task of a reset.
@@ -451,12 +456,6 @@ class Rooms:
             for name, value in self.tasks[task].items()
             if name in guarded and name not in GUARDED and value not in guarded[name]
         }
-
-    async def keep(self, episode: Trajectory) -> None:
-        """Give an episode to the sink, and wait until it is safe."""
-        assert self.sink is not None
-        sink = self.sink
-        await self.records.run(lambda: sink.add(episode), math.inf)
 
     @property
     def has_room(self) -> bool:

@@ -12,6 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from env_servers.seeding import SPLITS
+
 PROTOCOL = "1"  # of what is ours; /metadata announces it
 
 # Kinds of errors, OpenEnv's names.
@@ -177,6 +179,15 @@ def parse_reset(data: Mapping[str, Any]) -> Reset:
     for name in metadata:
         if name not in RESET_METADATA:
             raise WireError(VALIDATION, f"unknown metadata {short(name)}; known: {', '.join(RESET_METADATA)}")
+    split, index, policy = (metadata.get(name) for name in ("split", "index", "policy"))
+    if split is not None and split not in SPLITS:
+        raise WireError(VALIDATION, f"split is {short(split)}; allowed: {', '.join(SPLITS)}")
+    if index is not None and (isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 2**63):
+        raise WireError(VALIDATION, f"index is {short(index)}; allowed are integers in 0..2**63-1")
+    if policy is not None and (not isinstance(policy, str) or len(policy) > LONGEST_ID or not policy.isprintable()):
+        raise WireError(
+            VALIDATION, f"policy is {short(policy)}; allowed are printable texts of up to {LONGEST_ID} characters"
+        )
     options = {name: value for name, value in data.items() if name not in RESERVED}
     return Reset(seed, episode_id, task, options, metadata)
 

@@ -223,15 +223,21 @@ def complete(head: Mapping[str, Any], notes: Mapping[str, Sequence[Note]], folde
         folder: The dataset's.
         work: The unfinished build's.
     """
+    manifest = describe(head, notes, folder)
+    shutil.rmtree(work)
+    if not any((folder / WORK).iterdir()):
+        (folder / WORK).rmdir()
+    return manifest
+
+
+def describe(head: Mapping[str, Any], notes: Mapping[str, Sequence[Note]], folder: Path) -> Manifest:
+    """Write what describes a configuration: statistics, test starts, histogram, card. Arguments as in `complete`."""
     manifest = _manifest(head, notes, folder)
     config = manifest["config"]
     draw_histogram(folder / config / "returns.png", manifest)
     write_json(folder / config / NAME, manifest)
     manifests = read_manifests(folder)
     write_text(folder / "README.md", render_card(f"{ORGANISATION}/{manifest['task']}", manifests))
-    shutil.rmtree(work)
-    if not any((folder / WORK).iterdir()):
-        (folder / WORK).rmdir()
     return manifest
 
 

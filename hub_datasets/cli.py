@@ -16,7 +16,12 @@ app = typer.Typer(
 
 Option = Annotated[list[str] | None, typer.Option("--option", help="Option of the environment, as NAME=VALUE.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit; the default is the newest.")]
-Force = Annotated[bool, typer.Option(help="Replace other data, a card edited by hand, or a tag.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        help="Replace other data, a card edited by hand, or a tag; publish options that name a file of this machine."
+    ),
+]
 SOURCE = "Task id (maze is lmrl/maze), folder, or repository, also as NAME@REVISION."
 
 
@@ -129,6 +134,8 @@ def interactions(
     """Make a dataset's configuration `interactions`: what a partner was asked and answered, to replay and publish."""
     from hub_datasets.interactions import build_interactions
 
+    for source in sources:
+        _finish(source)
     manifest = build_interactions(sources, output, config=config, overwrite=overwrite)
     for one in manifest["partners"]:
         typer.echo(
@@ -136,6 +143,23 @@ def interactions(
             f"{one['questions']:,} questions about {one['secrets']:,} secrets"
         )
     typer.echo(f"built {output} (play with it: --partner replay:{output})")
+
+
+def _finish(source: str | Path) -> None:
+    """If a server recorded into the folder, make its dataset whole, and say so."""
+    from hub_datasets.served import is_recording
+
+    if not is_recording(Path(source)):
+        return
+    from hub_datasets.served_data import finish
+
+    done = finish(Path(source))
+    if done.added:
+        typer.echo(f"{source}: {done.added:,} episodes came out of journals into Parquet", err=True)
+    if done.recording:
+        typer.echo(
+            f"{source}: {done.recording} workers are recording; their newest episodes are not in it yet", err=True
+        )
 
 
 _LAYOUTS = "\n".join(f"{name:<17} {words}" for name, (_, words) in LAYOUTS.items())
@@ -189,7 +213,7 @@ def import_(
 
 @app.command(epilog="Example: lmrl data publish data/maze --to lmrl/maze --tag v1.0")
 def publish(
-    folder: Annotated[Path, typer.Argument(help="Folder that `lmrl data build` made.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that `lmrl data build` made, or `lmrl serve --record`.")],
     to: Annotated[str, typer.Option(help="Repository, as namespace/name.")],
     tag: Annotated[str | None, typer.Option(help="Name for the commit, such as v1.0.")] = None,
     private: Annotated[bool, typer.Option(help="Make a new repository private.")] = False,
@@ -199,6 +223,7 @@ def publish(
     """Publish a dataset in one commit, tag it, read it back and compare."""
     from hub_datasets.publish import publish as run
 
+    _finish(folder)
     done = run(folder, to, tag=tag, private=private, create_pr=create_pr, force=force)
     where = done.pull_request or f"{done.repo_id}@{done.revision}"
     typer.echo(f"{'published' if done.changed else 'already there, nothing changed:'} {where}")
@@ -219,6 +244,7 @@ def load(
 
     from hub_datasets.load import load_trajectories
 
+    _finish(source)
     trajectories = load_trajectories(source, split, config=config, revision=revision, streaming=streaming)
     for trajectory in islice(trajectories, rows):
         typer.echo(repr(trajectory))
@@ -238,6 +264,7 @@ def verify(
 
     from hub_datasets.verify import verify as run
 
+    _finish(source)
     with Progress() as bar:
         row = bar.add_task("verifying", total=None)
         found = run(source, revision=revision, advance=lambda done, total: bar.update(row, completed=done, total=total))
@@ -252,7 +279,7 @@ def verify(
 
 @app.command(epilog="Example: lmrl data card data/maze --to me/maze")
 def card(
-    folder: Annotated[Path, typer.Argument(help="Folder that `lmrl data build` made.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that `lmrl data build` made, or `lmrl serve --record`.")],
     to: Annotated[str | None, typer.Option(help="Repository the card is for; lmrl/<task> by default.")] = None,
 ) -> None:
     """Print the card of a built dataset, made anew from its statistics and the task's prose."""
@@ -260,5 +287,6 @@ def card(
     from hub_datasets.load import ORGANISATION
     from hub_datasets.manifest import read_manifests
 
+    _finish(folder)
     manifests = read_manifests(folder)
     typer.echo(render_card(to or f"{ORGANISATION}/{manifests[0]['task']}", manifests))

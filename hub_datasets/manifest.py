@@ -14,6 +14,9 @@ them, and publishing and verifying compare against their hashes. Keys:
     reference         by scripted policy: its summary over the first test episodes
     imported          of an imported configuration: files, numbers of records, of malformed and left out ones with the
                       first of them, of episodes without replay by the reason
+    served            of a configuration that a server recorded: how many episodes came without a name, how many
+                      were there again, how many each policy, partner and set of options has (the most frequent ones;
+                      how many others there are), and `local`, options that name a file of the server's machine
     dataset_info      the entries of the card's YAML for this configuration and `tasks`
     fingerprint       SHA-256 over the names and hashes of all files
 
@@ -34,7 +37,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from env_servers.partners import FALLBACK, GUARDED
 from env_servers.scores import Summary
+from env_servers.tasks import load_task
 from hub_datasets.load import STARTS
 
 FORMAT = 1
@@ -64,6 +69,24 @@ def check_format(manifest: Manifest, where: str) -> Manifest:
             "build the dataset again"
         )
     return manifest
+
+
+def local_options(task: str, env_kwargs: Mapping[str, Any]) -> list[str]:
+    """Those of an environment's options, as NAME=VALUE, that name a file or folder of this machine."""
+    guarded, found = load_task(task).guarded, dict[str, str]()
+    for name, value in env_kwargs.items():
+        if isinstance(value, str) and name not in GUARDED and name in guarded and value not in guarded[name]:
+            found[name] = value
+    partner, options = env_kwargs.get("partner"), env_kwargs.get("partner_options") or {}
+    for name, value in (("partner", partner), (FALLBACK, options.get(FALLBACK))):
+        kind, _, source = str(value or "").partition(":")
+        if kind in ("replay", "model"):
+            found[name] = source
+    return [
+        f"{name}={value}"
+        for name, value in found.items()
+        if value.startswith(("/", "./", "../", "~")) or Path(value).exists()
+    ]
 
 
 def has_episodes(manifest: Manifest) -> bool:

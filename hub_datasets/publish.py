@@ -28,10 +28,13 @@ from hub_datasets.manifest import (
     file_sha256,
     files_of,
     has_episodes,
+    local_options,
     read_manifests,
     rows_of,
     sort_manifests,
 )
+from hub_datasets.served import CONFIG
+from hub_datasets.served_data import finished
 
 
 def publish(
@@ -44,7 +47,9 @@ def publish(
     force: bool = False,
     token: str | bool | None = None,
 ) -> Published:
-    """Publish all configurations of a folder that `build` made.
+    """Publish all configurations of a folder that `build` made, or that a server recorded into.
+
+    A recording is made whole first. What it has become since it was published last is added to it.
 
     Args:
         folder: The dataset's folder.
@@ -52,7 +57,8 @@ def publish(
         tag: Name for the commit, such as `v1.0`.
         private: Make a new repository private.
         create_pr: Open a pull request instead of committing to the default branch.
-        force: Replace a configuration that has other data, a card that was edited by hand, or the tag.
+        force: Replace a configuration that has other data, a card that was edited by hand, or the tag; or publish
+            options that name a file of this machine.
         token: As in `huggingface_hub`; None takes the ambient one.
 
     Returns:
@@ -63,9 +69,19 @@ def publish(
         FileNotFoundError: The folder is no dataset, or with `create_pr` the repository does not exist.
         PermissionError: There is no token, or it may not write there.
         ConnectionError: The Hub could not be reached, or others kept committing.
-        ValueError: A file is not what the manifest says, or what the Hub serves is not what was committed.
+        ValueError: A file is not what the manifest says, what the Hub serves is not what was committed, or the options
+            name a file of this machine, and `force` is off.
     """
+    with finished(folder):
+        return _publish(folder, repo_id, tag, private, create_pr, force, token)
+
+
+def _publish(
+    folder: Path, repo_id: str, tag: str | None, private: bool, create_pr: bool, force: bool, token: str | bool | None
+) -> Published:
     manifests = read_manifests(folder)
+    if not force:
+        _refuse_local(manifests)
     for manifest in manifests:
         for file in files_of(manifest):
             if not (folder / file["path"]).exists() or file_sha256(folder / file["path"]) != file["sha256"]:
@@ -85,6 +101,21 @@ def publish(
     except HUB_ERRORS as error:
         raise explain(error, f"dataset {repo_id}") from error
     return published
+
+
+def _refuse_local(manifests: list[Manifest]) -> None:
+    """Refuse to tell the world the names of files of this machine, which are of no use to it."""
+    for manifest in manifests:
+        if not has_episodes(manifest):
+            continue
+        served = manifest.get(CONFIG)
+        local = local_options(manifest["task"], manifest["env_kwargs"]) if served is None else served["local"]
+        if local:
+            raise ValueError(
+                f"episodes of {manifest['config']!r} were played with what only this machine has ({', '.join(local)}): "
+                "whoever loads them reads the name, and without the file cannot play them again; pass --force to "
+                "publish them all the same"
+            )
 
 
 def _check_token(api: HfApi, repo_id: str, create_pr: bool) -> None:
@@ -169,7 +200,7 @@ def _refuse_to_overwrite(
     way_out = "publish to another repository, or pass --force to replace it"
     for manifest in manifests:
         old = remote.get(manifest["config"])
-        if old is not None and old["fingerprint"] != manifest["fingerprint"]:
+        if old is not None and old["fingerprint"] != manifest["fingerprint"] and not _has_grown(old, manifest):
             facts = ("task", "task_version", "policy", "env_kwargs", "lmrl_version")
             changes = [
                 f"{key}: {old.get(key)!r} there, {manifest.get(key)!r} here"
@@ -189,6 +220,15 @@ def _refuse_to_overwrite(
             f"the card of {repo_id} was written or edited by hand and would be lost; move the words into "
             f"dataset_cards/{manifests[0]['task']}.md, or pass --force to replace the card"
         )
+
+
+def _has_grown(old: Manifest, new: Manifest) -> bool:
+    """Whether a recording has all that it had, and more."""
+    before, after = (
+        {(file["path"], file["sha256"]) for part in manifest["splits"].values() for file in part["files"]}
+        for manifest in (old, new)
+    )
+    return old.get("policy") == new.get("policy") == CONFIG and before <= after
 
 
 def _size(manifest: Manifest) -> str:

@@ -25,6 +25,8 @@ from hub_datasets.rows import (
     from_row,
     from_start_row,
 )
+from hub_datasets.served import is_named
+from hub_datasets.served_data import finished
 
 Check = Callable[[dict[str, Any]], tuple[Any, str | None]]  # of a row: its key, and what is wrong with it
 
@@ -64,7 +66,8 @@ def verify(
     say who answered what, and that none is there twice. In a folder also the files' hashes.
 
     An imported episode that says that it cannot be played again (`hub_datasets.importers`) is held against the rules of
-    its layout instead; how many those were is told apart.
+    its layout instead; how many those were is told apart. The seed of a served episode is held against its number
+    only if its client named it so. Of a folder that a server records into, the dataset is made whole first.
 
     Args:
         source: Task id, folder or repository, as in `load.resolve`.
@@ -78,11 +81,12 @@ def verify(
     found = resolve(source, revision, token)
     counts = {"episodes": 0, "starts": 0, "unplayed": 0, "interactions": 0}
     try:
-        configs = get_dataset_config_names(found.path, revision=found.revision, token=token)
-        problem = _check_files(found)
-        for config in configs:
-            for split in get_dataset_split_names(found.path, config, revision=found.revision, token=token):
-                problem = problem or _check_split(found, config, split, token, counts, advance)
+        with finished(Path(found.path)):
+            configs = get_dataset_config_names(found.path, revision=found.revision, token=token)
+            problem = _check_files(found)
+            for config in configs:
+                for split in get_dataset_split_names(found.path, config, revision=found.revision, token=token):
+                    problem = problem or _check_split(found, config, split, token, counts, advance)
     except HUB_ERRORS as error:
         raise explain(error, f"dataset {found.path}", found.revision) from error
     return Verified(source=found, problem=problem, **counts)
@@ -170,7 +174,7 @@ def _check_episode(row: dict[str, Any]) -> tuple[str, str | None]:
             f"{name} was played under version {trajectory.task_version} of the task, installed is {spec.version}",
         )
     seed = episode_seed(trajectory.task, trajectory.task_version, trajectory.split, trajectory.index)
-    if trajectory.seed != seed:
+    if trajectory.seed != seed and is_named(trajectory.info):
         return name, f"{name}: seed is {trajectory.seed}, expected {seed}"
     reasons = [*spec.end_reasons, *load_generator(trajectory.task).stop_reasons]
     if trajectory.behavior_policy == POLICY and trajectory.task in LAYOUTS:
