@@ -2,7 +2,8 @@
 
 The `openai` client does the talking, its own retries with growing waits included; it is imported when such a partner
 is made. The key is read from the environment and goes nowhere else. An endpoint does not say which weights answer, so
-a result with such a partner can be repeated only from its recorded answers (`--record`, then `replay:`).
+a result with such a partner can be repeated only from its recorded answers (`--record`, then `replay:`). They also keep
+what was paid for when a run is interrupted.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import json
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -91,9 +92,23 @@ class ApiPartner:
         Raises:
             BudgetSpent: Nothing is left of the budget before the first request.
         """
+        answers = dict(self.answer_each(queries))
+        return [answers[number] for number in range(len(queries))]
+
+    def answer_each(self, queries: Sequence[Query]) -> Iterator[tuple[int, Answer | EpisodeError]]:
+        """As `answer`, each with the number of its query as soon as it is there, so that none is lost once it is paid.
+
+        Whoever stops reading ends it: what has not been sent then is not sent.
+        """
         if self._spent_all():
             raise BudgetSpent(self._out_of_budget())
-        return list(self._pool.map(self._ask, queries))
+        numbers = {self._pool.submit(self._ask, query): number for number, query in enumerate(queries)}
+        try:
+            for done in as_completed(numbers):
+                yield numbers[done], done.result()
+        finally:
+            for request in numbers:
+                request.cancel()
 
     def _ask(self, query: Query) -> Answer | EpisodeError:
         import openai
@@ -117,7 +132,8 @@ class ApiPartner:
         if text is None:
             reason = done.choices[0].finish_reason if done.choices else "no choices"
             return EpisodeError(f"{self.name} answered without a text ({reason}); raise max_new_tokens if it was cut")
-        return self._voice.read(text, query)._replace(usage=usage)
+        # JSON can hold half a surrogate pair, which no file of text can.
+        return self._voice.read(text.encode(errors="replace").decode(), query)._replace(usage=usage)
 
     def _note_usage(self, done: Any) -> dict[str, int] | None:
         given = done.usage

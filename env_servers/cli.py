@@ -7,6 +7,7 @@ must not import the rooms that build on it.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import random
 import sys
@@ -52,7 +53,14 @@ Partner = Annotated[
     ),
 ]
 PartnerOption = Annotated[list[str] | None, typer.Option(help="Option of the partner, as NAME=VALUE.")]
-Record = Annotated[Path | None, typer.Option(help="File that the partner's answers are added to, for replay:FILE.")]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        help="File that the partner's answers are added to, for replay:FILE; or a folder of such files, which a build "
+        "needs. What is there already is not asked again.",
+        metavar="FILE|FOLDER",
+    ),
+]
 
 
 class _Rooms(TyperGroup):
@@ -150,6 +158,8 @@ def _play_one(env: Env, player: Policy | None, seed: int) -> None:
 
     observation, turns, drawn = env.reset(seed), list[Turn](), policy_seed(seed)
     rng = random.Random(drawn)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are no text are a bad action, not the end
     typer.echo(f"{env.spec.title}, seed {seed}\n{env.spec.instructions}\n")
     while True:
         typer.echo("\n".join(filter(None, (observation, env.draw()))))
@@ -157,8 +167,11 @@ def _play_one(env: Env, player: Policy | None, seed: int) -> None:
             try:
                 action = input("> ")
             except EOFError:
-                typer.echo("\nleft before the end")
+                so_far = f"return {sum(turn.reward for turn in turns):g} so far"
+                typer.echo(f"\nleft before the end ({so_far}); the same --seed {seed} begins it again")
                 return
+            if not sys.stdin.isatty():  # a terminal shows what is typed
+                typer.echo(action)
         else:
             action = player.act([Context(env.spec, turns, observation, rng, env.info, drawn)])[0].text
             typer.echo(f"> {action}")

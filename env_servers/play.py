@@ -134,7 +134,14 @@ def play(
 
 
 def play_through(
-    task: str, policy: Policy, starts: Iterable[Start], *, attempts: int = 3, slots: int = 32, stop: Stop | None = None
+    task: str,
+    policy: Policy,
+    starts: Iterable[Start],
+    *,
+    attempts: int = 3,
+    slots: int = 32,
+    stop: Stop | None = None,
+    env_maker: Callable[[str, Mapping[str, Any]], Env] = make_env,
 ) -> Iterator[Played]:
     """Like `play`, but an episode that something outside the task kept from being finished is played again.
 
@@ -145,6 +152,7 @@ def play_through(
         attempts: How often an episode may be begun.
         slots: As in `play`.
         stop: As in `play`.
+        env_maker: As in `play`.
 
     Raises:
         EpisodeError: An episode failed in every attempt.
@@ -152,7 +160,7 @@ def play_through(
     todo: Iterable[Start] = starts
     for attempt in range(attempts):
         failures: list[Failure] = []
-        yield from play(task, policy, todo, slots=slots, stop=stop, on_failure=failures.append)
+        yield from play(task, policy, todo, slots=slots, stop=stop, on_failure=failures.append, env_maker=env_maker)
         if not failures:
             return
         if attempt == attempts - 1:

@@ -29,6 +29,7 @@ from rich.progress import (
 
 from dataset_cards.figures import draw_histogram, histogram
 from dataset_cards.render import render_card
+from env_servers.partners import KNOWLEDGE
 from env_servers.play import episode_starts, play_through
 from env_servers.scores import EpisodeScore, Summary, summarize
 from env_servers.tasks import load_task, make_policy
@@ -46,6 +47,7 @@ from hub_datasets.manifest import (
     write_text,
 )
 from hub_datasets.plan import Plan, shards
+from hub_datasets.recording import check_recording
 from hub_datasets.rows import EPISODE_FEATURES, START_FEATURES, to_start_row
 from hub_datasets.shards import is_same, is_written, note_path, write_parquet, write_shards
 
@@ -54,13 +56,23 @@ Note = Mapping[str, Any]  # on a written file, as `shards.write_rows` leaves it
 
 
 def build(
-    plan: Plan, folder: Path, *, workers: int | None = None, overwrite: bool = False, progress: bool = False
+    plan: Plan,
+    folder: Path,
+    *,
+    record: Path | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
 ) -> Manifest:
     """Build a dataset into a folder, or go on with a build that was interrupted.
 
     Args:
         plan: From `make_plan`.
         folder: Receives README.md and a folder per configuration. It may hold other configurations already.
+        record: Folder that what the partner answers is added to, in one file for each shard, as
+            `hub_datasets.recording` reads it. What is there is not asked again, so that a build that goes on pays for
+            nothing twice. Shards that were written without it are not played again for it: their answers are in
+            their episodes.
         workers: Worker processes; None is one per core. The bytes do not depend on it.
         overwrite: Remove what the folder has of this configuration, if it comes from another plan.
         progress: Show a progress bar.
@@ -69,14 +81,18 @@ def build(
         The manifest, as written to `<config>/stats.json`.
 
     Raises:
-        FileExistsError: The folder has this configuration from another plan, or files that are no dataset.
+        FileExistsError: The folder has this configuration from another plan, or files that are no dataset; or so has
+            the folder for the answers.
+        ValueError: There is nothing to record.
     """
+    if record is not None:
+        check_recording(plan.task, plan.env_kwargs, record)
     work = folder / WORK / plan.config
     finished = prepare(plan.config, asdict(plan), folder, work, overwrite)
     if finished is not None:
         return finished
     with progress_bar(progress) as bar:
-        write_shards(plan, shards(plan), folder, work, workers, bar)
+        write_shards(plan, shards(plan), folder, work, workers, bar, record)
         bar.add_task(f"scoring {plan.task}", total=None)
         return _finish(plan, folder, work)
 
@@ -87,6 +103,7 @@ def build_part(
     part: int,
     parts: int,
     *,
+    record: Path | None = None,
     workers: int | None = None,
     overwrite: bool = False,
     progress: bool = False,
@@ -98,6 +115,7 @@ def build_part(
         folder: Receives the part. An interrupted part goes on there.
         part: Which one, from 1.
         parts: How many there are. Shards go to the parts in turn.
+        record: As in `build`.
         workers: As in `build`.
         overwrite: As in `build`.
         progress: As in `build`.
@@ -106,9 +124,11 @@ def build_part(
         How many episodes the part has.
 
     Raises:
-        ValueError: There is no such part, or there are fewer shards than parts.
+        ValueError: There is no such part, or there are fewer shards than parts, or nothing to record.
         FileExistsError: As in `build`.
     """
+    if record is not None:
+        check_recording(plan.task, plan.env_kwargs, record)
     every = shards(plan)
     if not 1 <= part <= parts:
         raise ValueError(f"shard {part}/{parts} is none: the parts of {parts} are 1/{parts} to {parts}/{parts}")
@@ -121,7 +141,7 @@ def build_part(
     mine = every[part - 1 :: parts]
     if prepare(plan.config, asdict(plan), folder, work, overwrite) is None:
         with progress_bar(progress) as bar:
-            write_shards(plan, mine, folder, work, workers, bar)
+            write_shards(plan, mine, folder, work, workers, bar, record)
     return sum(shard.last - shard.first for shard in mine)
 
 
@@ -208,7 +228,10 @@ def _finish(plan: Plan, folder: Path, work: Path) -> Manifest:
         "stop_reasons": dict(generator.stop_reasons),
         "reference": {
             name: as_json(reference_score(plan.task, name, generator.reference_episodes, plan.env_kwargs))
-            for name in load_task(plan.task).policies
+            # Another partner may have a price, or no answer to what these ask.
+            for name in (
+                load_task(plan.task).policies if plan.env_kwargs.get("partner", KNOWLEDGE) == KNOWLEDGE else ()
+            )
         },
     }
     return complete(head, notes, folder, work)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from env_servers.cli import Partner, PartnerOption
+from env_servers.cli import Partner, PartnerOption, Record
 from hub_datasets.importers import LAYOUTS
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ def build(
     option: Option = None,
     partner: Partner = None,
     partner_option: PartnerOption = None,
+    record: Record = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes; one per core by default.")] = None,
     shard: Annotated[str | None, typer.Option(help="Build part i of n (I/N) here; see `lmrl data join`.")] = None,
     shard_episodes: Annotated[int | None, typer.Option(help="Episodes in one Parquet file.")] = None,
@@ -63,14 +64,25 @@ def build(
         shard_episodes=shard_episodes,
     )
     if part is not None:
-        count = build_part(plan, folder, *part, workers=workers, overwrite=overwrite, progress=True)
+        count = build_part(plan, folder, *part, record=record, workers=workers, overwrite=overwrite, progress=True)
         typer.echo(
             f"built part {shard} ({count:,} episodes) in {folder}; `lmrl data join` makes a dataset of all parts"
         )
-        return
-    manifest = run(plan, folder, workers=workers, overwrite=overwrite, progress=True)
-    print_statistics(manifest)
-    typer.echo(f"built {folder} (card: {folder / 'README.md'})")
+    else:
+        manifest = run(plan, folder, record=record, workers=workers, overwrite=overwrite, progress=True)
+        print_statistics(manifest)
+        typer.echo(f"built {folder} (card: {folder / 'README.md'})")
+    if record is not None:
+        _tell_recorded(record, folder)
+
+
+def _tell_recorded(record: Path, folder: Path) -> None:
+    from hub_datasets.recording import read_recorded
+
+    count = sum(1 for _ in read_recorded(record)) if record.exists() else 0
+    where = f"{count:,} answers in {record}" if count else "nothing, since all was built before"
+    source = record if count else folder
+    typer.echo(f"recorded: {where} (`lmrl data interactions {source}` makes a dataset of what the partner said)")
 
 
 def _parse_shard(shard: str) -> tuple[int, int]:
@@ -139,8 +151,8 @@ def interactions(
     manifest = build_interactions(sources, output, config=config, overwrite=overwrite)
     for one in manifest["partners"]:
         typer.echo(
-            f"{one['partner']}@{one['revision']}: {one['recorded']:,} answers as {one['interactions']:,} rows, "
-            f"{one['questions']:,} questions about {one['secrets']:,} secrets"
+            f"{one['partner']}@{one['revision']}: {one['recorded']:,} answers in {one['interactions']:,} rows "
+            f"(different questions: {one['questions']:,}, different secrets: {one['secrets']:,})"
         )
     typer.echo(f"built {output} (play with it: --partner replay:{output})")
 
@@ -234,7 +246,7 @@ def publish(
 def load(
     source: Annotated[str, typer.Argument(help=SOURCE)],
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
-    config: Annotated[str, typer.Option(help="Configuration.")] = "episodes",
+    config: Annotated[str | None, typer.Option(help="Configuration; the default one without.")] = None,
     revision: Revision = None,
     rows: Annotated[int, typer.Option(help="How many episodes to print.")] = 1,
     streaming: Annotated[bool, typer.Option(help="Read only the rows that are printed.")] = False,

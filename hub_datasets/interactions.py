@@ -1,7 +1,7 @@
 """The configuration `interactions` of a dataset: what a partner was asked and what it answered.
 
 It stands in the dataset's folder beside the episodes, with a `stats.json` of its own, and is published with them. It
-comes from files that `--record` wrote, from episodes (of a dataset or of a run's log, whose answers are among their
+comes from what `--record` wrote, from episodes (of a dataset or of a run's log, whose answers are among their
 observations), or from other such configurations; equal answers are counted, not repeated (`recording.compact`).
 """
 
@@ -24,9 +24,9 @@ from env_servers.trajectory import Trajectory
 from hub_datasets.build import dataset_info
 from hub_datasets.hub import HUB_ERRORS, explain
 from hub_datasets.journal import read_lines
-from hub_datasets.load import EPISODES, INTERACTIONS, ORGANISATION, load_split, resolve
+from hub_datasets.load import INTERACTIONS, ORGANISATION, load_split, resolve
 from hub_datasets.manifest import FORMAT, NAME, Manifest, fingerprint, read_manifests, write_json, write_text
-from hub_datasets.recording import compact, read_recorded, secret_key, to_interaction
+from hub_datasets.recording import compact, is_recording, read_recorded, secret_key, to_interaction
 from hub_datasets.rows import INTERACTION_FEATURES, from_interaction_row, from_row, to_interaction_row
 from hub_datasets.shards import write_parquet
 
@@ -60,10 +60,10 @@ def build_interactions(
     """
     found = compact(one for source in sources for one in read_interactions(source, config=config, token=token))
     tasks = sorted({one.task for one in found})
-    if len(tasks) != 1:
-        raise ValueError(
-            f"{', '.join(sources)}: interactions of {', '.join(tasks) or 'no task'}; give those of one task"
-        )
+    if not tasks:
+        raise ValueError(f"{', '.join(sources)}: no answer of a partner is recorded there")
+    if len(tasks) > 1:
+        raise ValueError(f"{', '.join(sources)}: interactions of {', '.join(tasks)}; give those of one task")
     _check_folder(folder, tasks[0])
     beside, place = folder / f"{INTERACTIONS}.partial", folder / INTERACTIONS
     shutil.rmtree(beside, ignore_errors=True)
@@ -92,8 +92,9 @@ def read_interactions(
     """The interactions of a source.
 
     Args:
-        source: A file that `--record` wrote, a run's folder, or a dataset (task id, folder or repository).
-        config: Configuration of a dataset; by default `interactions`, where it has that, else `episodes`.
+        source: What `--record` wrote (a file, or a folder of files), a run's folder, or a dataset (task id, folder or
+            repository).
+        config: Configuration of a dataset; by default `interactions`, where it has that, else its default one.
         token: As in `huggingface_hub`.
 
     Raises:
@@ -101,16 +102,16 @@ def read_interactions(
         FileNotFoundError: There is no such source.
     """
     path = Path(source)
-    if path.is_file():
-        yield from read_recorded(path)
-        return
     if (path / RUN_EPISODES).is_file():
         yield from _of_episodes(line.record for line in read_lines(path / RUN_EPISODES))
+        return
+    if is_recording(path):
+        yield from read_recorded(path)
         return
     found = resolve(source, token=token)
     try:
         configs = get_dataset_config_names(found.path, revision=found.revision, token=token)
-        name = config or (INTERACTIONS if INTERACTIONS in configs else EPISODES)
+        name = config or (INTERACTIONS if INTERACTIONS in configs else None)
         splits = get_dataset_split_names(found.path, name, revision=found.revision, token=token)
     except HUB_ERRORS as error:
         raise explain(error, f"dataset {found.path}", found.revision) from error

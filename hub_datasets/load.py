@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-from datasets import Dataset, IterableDataset, load_dataset
+from datasets import Dataset, IterableDataset, get_dataset_config_names, load_dataset
 from huggingface_hub import HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -78,7 +78,7 @@ def load_episodes(
     source: str,
     split: str = "train",
     *,
-    config: str = EPISODES,
+    config: str | None = None,
     revision: str | None = None,
     streaming: bool = False,
     token: str | bool | None = None,
@@ -88,23 +88,35 @@ def load_episodes(
     Args:
         source: Task id, folder or repository, as in `resolve`.
         split: `train` or `validation`.
-        config: Configuration of the repository; `episodes` is the default data.
+        config: Configuration; None takes the default one, as `load_dataset` does: what a card marks so, which is
+            `episodes` where there are any, else what was imported.
         revision: Branch, tag or commit.
         streaming: Read rows as they are asked for instead of downloading all first.
         token: As in `huggingface_hub`.
 
     Raises:
-        ValueError: The source, configuration or split does not exist in it; the message names those that do.
+        ValueError: The source, configuration or split does not exist in it, or there is no default configuration, or
+            the configuration has no episodes; the message names those that there are.
         FileNotFoundError: The repository or the revision does not exist or may not be read.
     """
-    return load_split(resolve(source, revision, token), config, split, streaming, token)
+    found = resolve(source, revision, token)
+    if config is None and datasets.config.HF_HUB_OFFLINE and not Path(found.path).is_dir():
+        config = EPISODES  # the cache has no card that says which is the default
+    rows = load_split(found, config, split, streaming, token)
+    if "messages" not in (rows.column_names or ["messages"]):  # None where datasets does not know them yet
+        names = get_dataset_config_names(found.path, revision=found.revision, token=token)
+        raise ValueError(
+            f"{found}: configuration {rows.info.config_name!r} has no episodes but the columns "
+            f"{', '.join(rows.column_names)}; choose another configuration (--config): there are {', '.join(names)}"
+        )
+    return rows
 
 
 def load_trajectories(
     source: str,
     split: str = "train",
     *,
-    config: str = EPISODES,
+    config: str | None = None,
     revision: str | None = None,
     streaming: bool = False,
     token: str | bool | None = None,
@@ -126,7 +138,7 @@ def load_starts(
     return [from_start_row(row) for row in rows]
 
 
-def load_split(source: Source, config: str, split: str, streaming: bool, token: str | bool | None) -> Any:
+def load_split(source: Source, config: str | None, split: str, streaming: bool, token: str | bool | None) -> Any:
     cache = _folder_cache(Path(source.path)) if Path(source.path).is_dir() else None
     try:
         return load_dataset(

@@ -1,4 +1,4 @@
-"""`replay:<dataset or file>`: a partner that answers from recorded interactions.
+"""`replay:<dataset or recording>`: a partner that answers from recorded interactions.
 
 An expensive oracle is asked once; from then on everyone gets its answers, and the same ones. A question is looked up
 under its secret as it stands (`exact`), then without case, punctuation and articles (`normalised`), then, with an
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +31,14 @@ from env_servers.task import EpisodeError
 from hub_datasets.hub import HUB_ERRORS, explain
 from hub_datasets.load import INTERACTIONS, load_split, resolve
 from hub_datasets.manifest import file_sha256
-from hub_datasets.recording import compact, depends_on_history, hash_history, read_recorded, secret_key
+from hub_datasets.recording import (
+    compact,
+    depends_on_history,
+    hash_history,
+    is_recording,
+    read_recorded,
+    secret_key,
+)
 from hub_datasets.rows import from_interaction_row
 
 ARTICLES = frozenset({"a", "an", "the"})
@@ -246,8 +254,8 @@ def replay_partner(
 
     Args:
         task: Task id.
-        argument: Task id, folder or repository with an `interactions` configuration, also as NAME@REVISION; or a file
-            that `--record` wrote.
+        argument: Task id, folder or repository with an `interactions` configuration, also as NAME@REVISION; or the
+            file or the folder of files that `--record` wrote.
         fallback: As in `ReplayPartner`.
         embed: A model for the sentence-transformers package: folder, or repository, also as NAME@REVISION.
         threshold: As in `ReplayPartner`.
@@ -262,7 +270,13 @@ def replay_partner(
     of_task = [one for one in interactions if one.task == task and _is_by(one, recorded_by)]
     embedding = None if embed is None else load_embedding(embed)
     return ReplayPartner(
-        task, of_task, name=name, revision=revision, fallback=fallback, embedding=embedding, threshold=threshold
+        task,
+        of_task,
+        name=name,
+        revision=revision or _hash(of_task),
+        fallback=fallback,
+        embedding=embedding,
+        threshold=threshold,
     )
 
 
@@ -270,17 +284,25 @@ def _is_by(interaction: Interaction, partner: str | None) -> bool:
     return partner in (None, interaction.partner, f"{interaction.partner}@{interaction.revision}")
 
 
-def _load(argument: str) -> tuple[list[Interaction], str, str]:
-    """The interactions, the name of their source, and its revision."""
+def _load(argument: str) -> tuple[list[Interaction], str, str | None]:
+    """The interactions, the name of their source, and its commit if it is a repository's."""
     path = Path(argument)
-    if path.is_file():
-        return compact(read_recorded(path)), path.name, file_sha256(path)
+    if is_recording(path):
+        return compact(read_recorded(path)), path.resolve().name, None
     source = resolve(argument)
     rows = load_split(source, INTERACTIONS, "train", False, None)
     interactions = [from_interaction_row(row) for row in rows]
     if path.is_dir():
-        return interactions, path.resolve().name, _hash_files(path, f"{INTERACTIONS}/*.parquet")
+        return interactions, path.resolve().name, None
     return interactions, source.path, source.revision or UNRESOLVED
+
+
+def _hash(interactions: Sequence[Interaction]) -> str:
+    """SHA-256 of what was answered: the same for a recording, whatever the order of its lines, and its dataset."""
+    total = hashlib.sha256()
+    for one in interactions:
+        total.update(json.dumps(one, sort_keys=True).encode() + b"\n")
+    return total.hexdigest()
 
 
 def load_embedding(name: str) -> Embedding:
@@ -294,7 +316,7 @@ def load_embedding(name: str) -> Embedding:
 
     path, revision = name, None
     if Path(name).is_dir():
-        version = _hash_files(Path(name), "**/*")
+        version = _hash_folder(Path(name))
     else:
         path, _, given = name.partition("@")
         try:
@@ -313,10 +335,10 @@ def load_embedding(name: str) -> Embedding:
     return Embedding(f"{Path(path).name}@{version}", embed)
 
 
-def _hash_files(folder: Path, pattern: str) -> str:
-    """SHA-256 over names and contents of files in a folder."""
+def _hash_folder(folder: Path) -> str:
+    """SHA-256 over names and contents of all files in a folder."""
     total = hashlib.sha256()
-    for path in sorted(folder.glob(pattern)):
+    for path in sorted(folder.glob("**/*")):
         if path.is_file():
             total.update(f"{path.relative_to(folder)}\0{file_sha256(path)}\n".encode())
     return total.hexdigest()

@@ -169,8 +169,12 @@ def from_start_row(row: Mapping[str, Any]) -> Start:
 
 
 def to_interaction_row(interaction: Interaction) -> dict[str, Any]:
-    """What was asked of a partner as one row with the columns of `INTERACTION_FEATURES`."""
-    return {**interaction._asdict(), "secret": dict(interaction.secret)}
+    """What was asked of a partner as one row with the columns of `INTERACTION_FEATURES`.
+
+    Half a surrogate pair, which a recording can hold and no Parquet file, becomes a question mark.
+    """
+    texts = {name: getattr(interaction, name).encode(errors="replace").decode() for name in ("question", "answer")}
+    return {**interaction._asdict(), **texts, "secret": dict(interaction.secret)}
 
 
 def from_interaction_row(row: Mapping[str, Any]) -> Interaction:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from env_servers import tasks
-from env_servers.partners import KNOWLEDGE, Answer, AnsweringPartner, Exchange, Partner, Query, find_partner
+from env_servers.partners import KNOWLEDGE, Answer, AnsweringPartner, Exchange, Partner, Query, Tally, find_partner
 from env_servers.policy import Context, scripted
 from env_servers.scores import Normalisation
 from env_servers.task import Env, EpisodeError, Step, TaskSpec
@@ -122,7 +122,7 @@ class SmallTalk(Env):
             "features": ["sunroof", "leather seats"], "budget": rng.choice([10000, 90000]),
         }  # fmt: skip
         self._seed, self._exchanges, self._answers = rng.getrandbits(62), list[Exchange](), list[str]()
-        self._not_understood, self._sources = 0, dict[str, int]()
+        self._tally = Tally()
         self.prepare()
         return "Start"
 
@@ -139,9 +139,7 @@ class SmallTalk(Env):
 
     def _receive(self, answer: Answer) -> Step | Query:
         self._answers.append(answer.text)
-        self._not_understood += not answer.understood
-        if answer.source is not None:
-            self._sources[answer.source] = self._sources.get(answer.source, 0) + 1
+        self._tally.count(answer)
         if self._asked_again:
             sold = answer.text == "Accept"
             return Step.end(self._shown, float(sold), "decided", success=sold)
@@ -154,10 +152,7 @@ class SmallTalk(Env):
 
     @property
     def info(self) -> dict[str, Any]:
-        info = {**self._secret, "answers": list(self._answers), "not_understood": self._not_understood}
-        if self.partner is not None:
-            info |= {"partner": self.partner.name, "partner_revision": self.partner.revision}
-        return info | ({"answer_sources": dict(self._sources)} if self._sources else {})
+        return {**self._secret, "answers": list(self._answers), **self._tally.info(self.partner)}
 
 
 class Failing:

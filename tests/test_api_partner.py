@@ -28,9 +28,9 @@ KEY = "sk-very-secret-key"
 class Endpoint:
     """A server that answers by the words of the last message.
 
-    `Fly?` is yes, else no. `busy` and `broken` fail with 429 and 500, as often as `failures` says; `bad` with 400 and
-    the key in its message; `late` takes 0.6 s; `mute` answers without text, `nothing` without choices, `free`
-    without usage.
+    `Fly?` is yes, else no; `half` gets half a surrogate pair. `busy` and `broken` fail with 429 and 500, as often as
+    `failures` says; `bad` with 400 and the key in its message; `late` takes 0.6 s; `mute` answers without text,
+    `nothing` without choices, `free` without usage.
     """
 
     def __init__(self) -> None:
@@ -81,6 +81,8 @@ class Endpoint:
         if text.startswith(("late", "slow")):
             time.sleep(0.6 if text.startswith("late") else 0.1)
         content = None if text.startswith("mute") else "Yes, it can." if "Fly?" in text else "no\nuser: more"
+        if text.startswith("half"):
+            content = "It is \ud83d."
         if "Begin your answer with exactly" in text:
             content = "Output: Decision=Accept MSRP=$9"
         choice = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": content}}
@@ -199,6 +201,23 @@ def test_requests_run_beside_each_other_but_not_too_many(endpoint: Endpoint) -> 
     assert endpoint.busiest == 3
 
 
+def test_what_was_answered_is_there_before_the_rest_and_what_nobody_waits_for_is_not_asked(endpoint: Endpoint) -> None:
+    asked = partner(endpoint, concurrency=2)
+    answers = asked.answer_each([query("slow"), query("Fly?"), *(query(f"slow {number}") for number in range(30))])
+    number, answer = next(answers)
+    assert number == 1 and isinstance(answer, Answer) and answer.text == "Yes."
+    answers.close()  # type: ignore[attr-defined]
+    asked.answer([query("Fly?")])
+    assert len(endpoint.requests) < 20
+
+
+def test_an_answer_that_no_file_could_hold_is_made_one(endpoint: Endpoint) -> None:
+    (answer,) = partner(endpoint, "guess_my_city").answer(
+        [query("half")._replace(secret={"city": "A", "country": "B"})]
+    )
+    assert isinstance(answer, Answer) and answer.text == "It is ?."
+
+
 def test_a_budget_is_kept_and_told(endpoint: Endpoint) -> None:
     asked = partner(endpoint, budget=30, concurrency=1)
     answers = asked.answer([query("Fly?") for _ in range(5)])
@@ -275,7 +294,7 @@ def test_an_evaluation_goes_on_after_the_budget_and_its_files_hold_no_key(
     assert scored.partner is not None and scored.partner.name == f"openai:small@{endpoint.url}"
     asked = sum(episode.trajectory.num_turns for episode in read_episodes(tmp_path / "r"))
     assert scored.partner.usage == {"completion_tokens": 3 * asked, "prompt_tokens": 10 * asked}
-    assert len(endpoint.requests) > asked, "what was lost with unfinished episodes was paid, too"
+    assert len(endpoint.requests) == asked, "what was paid for unfinished episodes is taken from the record"
     assert "openai" in read_header(tmp_path / "r").versions
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes()

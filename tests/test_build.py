@@ -17,6 +17,7 @@ from datasets import get_dataset_config_names, load_dataset
 
 from dataset_cards.figures import histogram
 from env_servers.scores import summarize
+from hub_datasets import build as build_module
 from hub_datasets.build import build, build_part, join
 from hub_datasets.journal import read_lines
 from hub_datasets.load import load_episodes, load_starts, load_trajectories
@@ -129,20 +130,37 @@ def test_foreign_folders_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
+def is_running(process: str) -> bool:
+    """Whether there is such a process that has not ended; one that has may still wait to be asked how."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_killed_build_resumes_without_playing_finished_shards_again(tmp_path: Path) -> None:
     plan = {"episodes": {"train": 4000, "validation": 10}, "shard_episodes": 100}
     code = (
         "from pathlib import Path\nfrom hub_datasets.build import build\nfrom hub_datasets.plan import make_plan\n"
-        f"build(make_plan('maze', **{plan!r}), Path({str(tmp_path / 'killed')!r}), workers=1)"
+        f"build(make_plan('maze', **{plan!r}), Path({str(tmp_path / 'killed')!r}), workers=2)"
     )
     process = subprocess.Popen([sys.executable, "-c", code])
     work = tmp_path / "killed" / ".build" / "episodes"
     while len(list(work.glob("train-*.json"))) < 3:
         assert process.poll() is None, "the build ended before it could be killed"
         time.sleep(0.02)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(workers) >= 2
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    first = tmp_path / "killed/episodes/train-00000-of-00040.parquet"
+    for _ in range(3000):
+        if not any(is_running(worker) for worker in workers):
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("the workers go on without the process that began them")
+    number = min(work.glob("train-*.json")).stem
+    first = tmp_path / f"killed/episodes/{number}-of-00040.parquet"
     written = first.stat().st_mtime_ns
     other = make_plan("maze", episodes={"train": 7})
     with pytest.raises(FileExistsError, match="unfinished build of 'episodes' from another plan"):
@@ -297,6 +315,53 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         build_part(plan, tmp_path / "3", 3, 2)
     with pytest.raises(ValueError, match="the dataset has 4 files, too few for 5 parts"):
         build_part(plan, tmp_path / "3", 1, 5)
+
+
+def test_any_number_of_workers_records_and_replays_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What a card shows besides has no part in this, and takes long.
+    score = build_module.reference_score
+    monkeypatch.setattr(build_module, "reference_score", lambda task, policy, _, kwargs: score(task, policy, 2, kwargs))
+    monkeypatch.setattr(build_module, "draw_histogram", lambda path, manifest: path.write_bytes(b""))
+    numbers = {"episodes": {"train": 20, "validation": 4}, "shard_episodes": 8}
+    build(make_plan("guess_my_city", **numbers), tmp_path / "first", workers=1, record=tmp_path / "asked")
+    assert sorted(contents(tmp_path / "asked")) == [
+        "guess_my_city-episodes-train-00000-of-00003.jsonl",
+        "guess_my_city-episodes-train-00001-of-00003.jsonl",
+        "guess_my_city-episodes-train-00002-of-00003.jsonl",
+        "guess_my_city-episodes-validation-00000-of-00001.jsonl",
+    ]
+    (tmp_path / "asked/guess_my_city-episodes-train-00001-of-00003.jsonl").unlink()
+    by = {"partner": f"replay:{tmp_path / 'asked'}", "partner_options": {"fallback": "knowledge"}}
+    plan = make_plan("guess_my_city", env_kwargs=by, **numbers)
+    for workers in (1, 2):
+        build(plan, tmp_path / f"again{workers}", workers=workers, record=tmp_path / f"new{workers}")
+    assert contents(tmp_path / "again1") == contents(tmp_path / "again2")
+    new = contents(tmp_path / "new1")
+    assert new == contents(tmp_path / "new2")
+    assert [name for name, lines in new.items() if lines] == ["guess_my_city-episodes-train-00001-of-00003.jsonl"]
+    for split in numbers["episodes"]:
+        first, again = (list(load_trajectories(str(tmp_path / name), split)) for name in ("first", "again1"))
+        assert [(one.turns, one.final_observation, one.end_reason) for one in again] == [
+            (one.turns, one.final_observation, one.end_reason) for one in first
+        ]
+    (manifest,) = read_manifests(tmp_path / "again1")
+    assert manifest["reference"] == {}, "another partner is asked for the data alone"
+
+
+def test_what_a_build_cannot_record_is_told_before_it_begins(tmp_path: Path) -> None:
+    (tmp_path / "asked.jsonl").write_text("")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.txt").write_text("words")
+    for task, record, message in [
+        ("maze", tmp_path / "new", "maze has no partner, so there is nothing to record; leave --record out"),
+        ("guess_my_city", tmp_path / "asked.jsonl", "is a file, but several processes record here"),
+        ("guess_my_city", tmp_path / "notes", r"holds other files \(a\.txt\)"),
+    ]:
+        with pytest.raises((ValueError, FileExistsError), match=message):
+            build(make_plan(task, episodes={"train": 2}), tmp_path / "out", record=record)
+        with pytest.raises((ValueError, FileExistsError), match=message):
+            build_part(make_plan(task, episodes={"train": 2}), tmp_path / "out", 1, 1, record=record)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "new").exists()
 
 
 def test_a_total_is_divided_as_the_default_numbers_are() -> None:

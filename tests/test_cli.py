@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,7 +91,21 @@ def test_a_person_is_shown_at_the_end_what_was_hidden() -> None:
 
 def test_leaving_in_the_middle_is_no_error() -> None:
     done = lmrl("play", "maze", "--seed", "1", input="move up\n")
-    assert done.returncode == 0 and "left before the end" in done.stdout
+    assert done.returncode == 0 and "> move up\nreward -1\n" in done.stdout, "what was not typed is shown"
+    assert done.stdout.endswith("left before the end (return -1 so far); the same --seed 1 begins it again\n")
+
+
+def test_what_is_no_text_is_a_bad_action_and_an_unrecorded_question_the_end(tmp_path: Path) -> None:
+    words, asked = b"Is it \xff\xfe alive?\n\n", tmp_path / "asked.jsonl"
+    utf8 = {**os.environ, "LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8:strict"}
+    command = [LMRL, "play", "twenty_questions", "--seed", "3"]
+    done = subprocess.run([*command, "--record", asked], input=words, capture_output=True, env=utf8)
+    assert done.returncode == 0 and done.stdout.count(b"(not an action)") == 1, done.stderr
+    assert "> Is it \ufffd\ufffd alive?\nreward -1\n" in done.stdout.decode()
+    again = [*command, "--partner", f"replay:{asked}"]
+    done = subprocess.run(again, input=words + b"Can it fly?\n", capture_output=True, env=utf8)
+    assert done.returncode == 1 and done.stdout.endswith(b"> Can it fly?\n")
+    assert done.stderr.startswith(b"lmrl: replay:asked.jsonl has no recorded answer to 'Can it fly?'")
 
 
 def test_watching_a_policy() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import chess
 import pyarrow.parquet as pq
@@ -19,15 +19,10 @@ import pytest
 from datasets import get_dataset_config_names, load_dataset
 from typer.testing import CliRunner
 
-from env_servers import tasks
-from env_servers.partners import Answer, AnsweringPartner, Partner
 from env_servers.play import replay
-from env_servers.scores import Normalisation
 from env_servers.seeding import episode_seed
-from env_servers.task import Env, Step, TaskSpec
 from env_servers.tasks import load_task, make_env
 from env_servers.tasks.endgame_positions import test_positions
-from env_servers.tasks.questions import QuestionGame
 from env_servers.trajectory import Trajectory, Turn
 from hub_datasets import build as build_module
 from hub_datasets import imports as imports_module
@@ -42,85 +37,6 @@ from hub_datasets.manifest import read_manifests
 from hub_datasets.plan import make_plan
 from hub_datasets.rows import from_row, to_row
 from hub_datasets.verify import _check_episode, verify
-
-# Stand-ins for the dialogue tasks where they are not installed: the rules alone, with three things to guess ----------
-SPEC = TaskSpec(
-    id="twenty_questions",
-    version="1.0",
-    title="Stand-in",
-    summary="A task that is known.",
-    instructions="Say something.",
-    memory=None,
-    max_turns=25,
-    max_action_tokens=8,
-    min_return=-20.0,
-    max_return=0.0,
-    end_reasons=("guessed", "out_of_questions"),
-    test_episodes=2,
-    normalisations={"paper": Normalisation(-20.0, -17.3, -12.6, "Table 5")},
-)
-
-
-class ObjectStandIn(QuestionGame):
-    spec: ClassVar[TaskSpec] = SPEC
-    no_question = "No."
-
-    def _draw_secret(self, rng: random.Random) -> dict[str, Any]:
-        return {"word": rng.choice([["Tomato", "Tomatoes"], ["Cat"], ["Shoes", "Shoe"]])}
-
-    def _wins(self, question: str, answer: str) -> bool:
-        asked = question.lower().rstrip("?").split()[-1]
-        return answer == "Yes." and asked in [name.lower() for name in self._secret["word"]]
-
-    def _own_partner(self) -> Partner:
-        return AnsweringPartner("knowledge", "1", lambda query: Answer("No."))
-
-
-class CityStandIn(ObjectStandIn):
-    spec: ClassVar[TaskSpec] = replace(SPEC, id="guess_my_city")
-
-    def _draw_secret(self, rng: random.Random) -> dict[str, Any]:
-        return dict(
-            zip(("city", "country"), rng.choice([("Mumbai", "India"), ("Singapore", "Singapore")]), strict=True)
-        )
-
-    def _wins(self, question: str, answer: str) -> bool:
-        names = {"Mumbai": ("mumbai", "bombay"), "Singapore": ("singapore",)}[self._secret["city"]]
-        return any(name in question.lower() for name in names)
-
-
-class CarStandIn(Env):
-    spec: ClassVar[TaskSpec] = replace(
-        SPEC, id="car_dealer", min_return=0.0, max_return=90.0, end_reasons=("accepted", "rejected")
-    )
-
-    def _reset(self, rng: random.Random) -> str:
-        self._number = 0
-        return "Start"
-
-    def _step(self, action: str) -> Step:
-        answer, _, decision = self._answers[self._number].partition("Output: Decision=")
-        self._number += 1
-        if not decision:
-            return Step.ongoing(answer, 0.0)
-        price = decision.partition("Buy Price=$")[2].replace(",", "")
-        sold = decision.startswith("Accept")
-        revenue = min(90.0, float(price or 0) / 1000)
-        return Step.end(answer.strip(), revenue, "accepted" if sold else "rejected", success=sold)
-
-    def follow(self, trajectory: Trajectory) -> None:
-        self._answers = list(trajectory.info["answers"])
-
-
-STAND_INS = {"twenty_questions": "ObjectStandIn", "guess_my_city": "CityStandIn", "car_dealer": "CarStandIn"}
-
-
-@pytest.fixture(autouse=True)
-def dialogue_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for task, name in STAND_INS.items():
-        if task not in tasks.TASKS:
-            monkeypatch.setitem(tasks.TASKS, task, f"{__name__}:{name}")  # type: ignore[arg-type]
-
 
 # Records -------------------------------------------------------------------------------------------------------------
 BETWEEN = "There are walls to your right, to your left."
@@ -415,6 +331,9 @@ def test_a_line_that_is_no_json_costs_itself_alone(tmp_path: Path) -> None:
     assert [entry[0] for entry in found] == [f"line {number}" for number in range(1, 7)]
     assert [found[0][1], found[5][1]] == [{"a": 1}, {"a": 2}]
     assert found[1][2] == "it is no JSON (Expecting value, character 7 of 8)"
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text('{"a": 1}\n{"a": \n')
+    assert read(cut)[1] == ("line 2", None, "it is no JSON (Expecting value, character 7 of 7)")
     assert found[2][1] is BLANK
     assert found[3][2] == "it is no JSON (it is nested too deeply)"
     # What is not UTF-8 is a matter of the text that holds it.
@@ -1070,7 +989,11 @@ def test_the_folder_is_as_of_a_build(tmp_path: Path) -> None:
     assert plain["train"]["index"] == [0, 2, 3], "the malformed record leaves a gap"
     assert plain["train"]["episode_id"][1] == "maze-lmrl_gym-train-0000002"
     assert list(load_episodes(str(folder), config="lmrl_gym", streaming=True)) == list(plain["train"])
-    assert list(load_trajectories(str(folder), config="lmrl_gym")) == trajectories(folder)
+    assert list(load_trajectories(str(folder))) == trajectories(folder), "what was imported is the default"
+    with pytest.raises(ValueError, match=r"'episodes' not found. Available: \['lmrl_gym', 'tasks'\]"):
+        load_episodes(str(folder), config="episodes")
+    with pytest.raises(ValueError, match=r"'tasks' has no episodes but the columns task, .* there are lmrl_gym, tasks"):
+        load_episodes(str(folder), "test", config="tasks")
     assert len(load_starts(str(folder))) == 800
     assert manifest["summary"]["episodes"] == 4 and manifest["splits"]["train"]["episodes"] == 3
     # MAZE returns -1 - 4 - 1 - 1 - 1 + 0 = -8, its first three steps -6.
@@ -1100,6 +1023,10 @@ def test_an_import_lies_beside_a_build(tmp_path: Path, monkeypatch: pytest.Monke
     build(make_plan("maze", episodes={"train": 3}), folder, workers=1)
     imported(tmp_path, "maze", [MAZE])
     assert get_dataset_config_names(str(folder)) == ["episodes", "lmrl_gym", "tasks"]
+    found = [
+        [one.behavior_policy for one in load_trajectories(str(folder), config=name)] for name in (None, "lmrl_gym")
+    ]
+    assert found == [["behavior"] * 3, ["lmrl_gym"]]
     card = (folder / "README.md").read_text()
     assert "`episodes` by `behavior`, `lmrl_gym` imported, see below" in card and "## Reference scores" in card
     assert verify(str(folder))[1:] == (4, 800, None, 0, 0)

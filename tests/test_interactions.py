@@ -9,7 +9,9 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,13 +36,23 @@ from eval_harness.log import read_header
 from eval_harness.report import settings, to_markdown, to_partner_table
 from eval_harness.run import run
 from eval_harness.score import score
+from hub_datasets import build as build_module
 from hub_datasets.build import build
 from hub_datasets.cli import app as data_app
 from hub_datasets.interactions import build_interactions, interactions_of, read_interactions
 from hub_datasets.load import load_split, resolve
 from hub_datasets.manifest import read_manifests
 from hub_datasets.plan import make_plan
-from hub_datasets.recording import InteractionLog, Recorder, Recording, compact, hash_history, read_recorded
+from hub_datasets.recording import (
+    InteractionLog,
+    Recorder,
+    Recording,
+    compact,
+    hash_history,
+    moment_of,
+    read_recorded,
+    to_interaction,
+)
 from hub_datasets.replay import ReplayPartner, UnrecordedQuestion, load_embedding, normalise, replay_partner
 from hub_datasets.verify import verify
 
@@ -179,6 +191,113 @@ def test_each_answer_is_recorded_with_all_that_it_may_depend_on(tmp_path: Path) 
     ]
     assert hash_history(()) == "" and hash_history(past) != hash_history(past[::-1]) != hash_history(past[:1])
     assert hash_history([Exchange("a", "b\x1fc")]) != hash_history([Exchange("a", "b"), Exchange("c", "")])
+
+
+class Dear:
+    """A partner that never answers twice alike, and whose answers cost; it ends the run before answer `stop`."""
+
+    name, revision = "dear", "1"
+
+    def __init__(self, asked: list[Query], stop: int | None = None) -> None:
+        self.asked, self.stop = asked, stop
+
+    def _reply(self, one: Query) -> Answer:
+        if len(self.asked) == self.stop:
+            raise KeyboardInterrupt
+        self.asked.append(one)
+        number = len(self.asked)
+        return Answer(f"Yes ({number}).", number % 3 > 0, "phone", {"tokens": number})
+
+    def answer(self, queries: Sequence[Query]) -> list[Answer | EpisodeError]:
+        return [self._reply(one) for one in queries]
+
+
+class DearOnes(Dear):
+    """The same, answering one after the other, the last question first."""
+
+    def answer_each(self, queries: Sequence[Query]) -> Iterator[tuple[int, Answer | EpisodeError]]:
+        for number in reversed(range(len(queries))):
+            yield number, self._reply(queries[number])
+
+
+@pytest.mark.parametrize("kind", [Dear, DearOnes])
+def test_what_is_recorded_is_not_asked_again(tmp_path: Path, kind: type[Dear]) -> None:
+    path, paid = tmp_path / "a.jsonl", list[Query]()
+    past = (Exchange("Is it alive?", "Yes."),)
+    asked = [query("Is it a cat?"), query("Can it fly?"), query("Is it a cat?")]
+    with InteractionLog(path) as log:
+        first = Recording(kind(paid), log).answer(asked)
+        assert first[0] == first[2] != first[1] and len(paid) == 2
+    with InteractionLog(path) as log:  # another process
+        again = kind(paid)
+        assert Recording(again, log).answer(asked) == first and len(paid) == 2, "words, source and cost are those"
+        others = [query("Can it fly?", seed=6), query("Can it fly?", exchanges=past), query("can it fly?")]
+        others += [query("Can it fly?", secret={"word": ["Dog"]}), query("Can it fly?")._replace(prefix="So")]
+        Recording(again, log).answer(others)
+        assert len(paid) == 2 + 5
+        again.revision = "2"
+        Recording(again, log).answer(asked)
+        assert len(paid) == 2 + 5 + 2
+        failing = Failing("Can it fly?")
+        for _ in range(2):
+            found = Recording(failing, log).answer([query("Can it fly?"), query("Is it odd?")])
+            assert [type(one) for one in found] == [EpisodeError, Answer], "an error is no answer"
+    assert len(list(read_recorded(path))) == path.read_bytes().count(b"\n") == 2 + 5 + 2 + 1
+
+
+def test_a_folder_is_read_as_one_recording(tmp_path: Path) -> None:
+    folder = tmp_path / "asked"
+    for name, questions in (("b", ["Is it alive?", "Can it fly?"]), ("a", ["Is it alive?", "Does it bark?"])):
+        with InteractionLog(folder / f"{name}.jsonl") as log:
+            Recording(OWN, log).answer([query(text) for text in questions])
+    with Recorder(folder) as recorder:
+        env = recorder.make_env("twenty_questions")
+        env.reset(1)
+        env.step("Is it odd?")
+        with pytest.raises(ValueError, match="asked is what the partner answers from"):
+            recorder.make_env("twenty_questions", {"partner": f"replay:{folder}"})
+    assert [path.name for path in sorted(folder.iterdir())] == ["a.jsonl", "answers.jsonl", "b.jsonl"]
+    found = list(read_recorded(folder))
+    assert [one.question for one in found] == ["Is it alive?", "Does it bark?", "Is it odd?", "Can it fly?"]
+    assert list(read_interactions(str(folder))) == found
+    build_interactions([str(folder)], tmp_path / "data")
+    replayed = [replay_partner("twenty_questions", str(path)) for path in (folder, tmp_path / "data")]
+    assert [one.name for one in replayed] == ["replay:asked", "replay:data"]
+    assert replayed[0].revision == replayed[1].revision, "what was said makes the revision"
+    assert replayed[0].answer([query("Can it fly?")]) == [Answer("No.", source="exact")]
+    whole = (folder / "b.jsonl").read_bytes()
+    (folder / "b.jsonl").write_bytes(whole[: whole.index(b"\n") + 9])
+    (folder / "c.jsonl").write_bytes(whole + whole[:9])
+    assert replay_partner("twenty_questions", str(folder)).revision == replayed[0].revision
+    (folder / "b.jsonl").unlink()
+    (folder / "c.jsonl").unlink()
+    assert replay_partner("twenty_questions", str(folder)).revision != replayed[0].revision
+
+
+def test_what_cannot_be_recorded_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="maze has no partner"), Recorder(tmp_path / "a.jsonl") as recorder:
+        recorder.make_env("maze")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "notes.txt").write_text("words")
+    with pytest.raises(FileExistsError, match=r"holds other files \(notes\.txt\); name a new folder"):
+        Recorder(tmp_path)
+    for read in (lambda path: replay_partner("twenty_questions", path), lambda path: list(read_interactions(path))):
+        with pytest.raises(FileNotFoundError, match=r"none\.jsonl is not there; name a file or a folder that --record"):
+            read(str(tmp_path / "none.jsonl"))
+    with Recorder(tmp_path / "a.jsonl") as recorder:
+        recorder.make_env("twenty_questions")
+    with pytest.raises(ValueError, match=r"a\.jsonl: no answer of a partner is recorded there"):
+        build_interactions([str(tmp_path / "a.jsonl")], tmp_path / "data")
+
+
+def test_half_a_surrogate_pair_can_be_recorded_and_published(tmp_path: Path) -> None:
+    with InteractionLog(tmp_path / "a.jsonl") as log:
+        Recording(OWN, log).answer([query("Is it \ud83d alive?")])
+    build_interactions([str(tmp_path / "a.jsonl")], tmp_path / "data")
+    (one,) = read_interactions(str(tmp_path / "data"))
+    assert one.question == "Is it ? alive?"
+    partner = replay_partner("twenty_questions", str(tmp_path / "data"))
+    assert partner.answer([query("Is it \ud83d alive?")]) == [Answer("No.", understood=False, source="normalised")]
 
 
 def test_what_a_dying_process_left_torn_is_dropped_wherever_it_was_torn(tmp_path: Path) -> None:
@@ -552,6 +671,92 @@ def test_two_evaluations_by_replay_are_equal_byte_by_byte(tmp_path: Path) -> Non
     ), "a run's log tells the same as the recording"
 
 
+@pytest.mark.parametrize("kind", [Dear, DearOnes])
+def test_a_run_that_goes_on_asks_only_what_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Dear]
+) -> None:
+    asked, paid = tmp_path / "asked.jsonl", list[Query]()
+    for stop in (3, 9, 14, None):
+        partner = kind(paid, stop)
+        monkeypatch.setattr(small_game, "OWN", partner)
+        with nullcontext() if stop is None else pytest.raises(KeyboardInterrupt):
+            evaluated(tmp_path / "run", record=asked)
+    played = of_run(tmp_path / "run")
+    turns = sum(one.num_turns for one in played)
+    assert len(list(read_recorded(asked))) == asked.read_bytes().count(b"\n") == turns
+    # Of a partner that answers all at once, what it had said of the batch in which it was stopped is lost.
+    assert len(paid) == turns if kind is DearOnes else turns < len(paid) <= 14 + turns
+    for one in played:
+        said = [*(turn.observation for turn in one.turns[1:]), one.final_observation or ""]
+        assert one.info["answer_usage"] == {"tokens": sum(int(text[5:-2]) for text in said)}, "as if never interrupted"
+        assert one.info["answer_sources"] == {"phone": one.num_turns}
+    evaluated(tmp_path / "again", env_kwargs={"partner": f"replay:{asked}"})
+    assert [course(one) for one in of_run(tmp_path / "again")] == [course(one) for one in played]
+
+
+# Builds ------------------------------------------------------------------------------------------------------------
+
+
+PLAN: dict[str, Any] = {"episodes": {"train": 18, "validation": 4}, "shard_episodes": 6}
+
+
+def answers_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("task", ["twenty_questions", "car_dealer"])
+def test_a_build_that_goes_on_records_all_and_asks_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """Interrupted again and again, also with a torn line, it leaves the same files as in one go."""
+    where, own = {"twenty_questions": ("OWN", OWN), "car_dealer": ("BUYER", BUYER)}[task]
+    asked: list[Query] = []
+
+    class Interrupted:
+        """The task's own partner, one question after the other, until it is told to stop."""
+
+        name, revision = own.name, own.revision
+        stop: int | None = None
+
+        def answer(self, queries: Sequence[Query]) -> list[Answer | EpisodeError]:
+            return [answer for _, answer in self.answer_each(queries)]
+
+        def answer_each(self, queries: Sequence[Query]) -> Iterator[tuple[int, Answer | EpisodeError]]:
+            for number, one in enumerate(queries):
+                if len(asked) == self.stop:
+                    raise KeyboardInterrupt
+                asked.append(one)
+                yield number, own.answer([one])[0]
+
+    # What a card shows besides has no part in this, and takes long.
+    score = build_module.reference_score
+    monkeypatch.setattr(build_module, "reference_score", lambda task, policy, _, kwargs: score(task, policy, 2, kwargs))
+    monkeypatch.setattr(build_module, "draw_histogram", lambda path, manifest: path.write_bytes(b""))
+    plan = make_plan(task, **PLAN)
+    build(plan, tmp_path / "whole", record=tmp_path / "whole-asked", workers=1)
+    lines = sum(content.count(b"\n") for content in answers_of(tmp_path / "whole-asked").values())
+    monkeypatch.setattr(small_game, where, Interrupted())
+    for stop in [*range(7, lines, lines // 4), None]:
+        monkeypatch.setattr(Interrupted, "stop", stop)
+        with nullcontext() if stop is None else pytest.raises(KeyboardInterrupt):
+            build(plan, tmp_path / "broken", record=tmp_path / "asked", workers=1)
+        if stop is not None:
+            newest = max((tmp_path / "asked").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            newest.write_bytes(newest.read_bytes() + b'{"task":"torn')
+    assert answers_of(tmp_path / "asked") == answers_of(tmp_path / "whole-asked")
+    assert rows_of(tmp_path / "broken") == rows_of(tmp_path / "whole")
+    moments = Counter(moment_of(to_interaction(one, Answer(""), own.name, own.revision)) for one in asked)
+    assert [moments[moment_of(one)] for one in read_recorded(tmp_path / "asked")] == [1] * lines
+    build_interactions([str(tmp_path / "asked")], tmp_path / "broken")
+    build_interactions([str(tmp_path / "whole")], tmp_path / "whole")
+    for folder in ("broken", "whole"):
+        assert read_manifests(tmp_path / folder)[1]["partners"][0]["recorded"] == lines, "as the episodes tell"
+
+
+def rows_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((folder / "episodes").glob("*.parquet"))}
+
+
 def of_run(path: Path) -> list[Trajectory]:
     from eval_harness.log import read_episodes
 
@@ -642,8 +847,13 @@ def test_the_command_line_names_partners_and_records(tmp_path: Path) -> None:
     twice = call(eval_app, *common, "--output", tmp_path / "c", *by, "--option", "partner=knowledge")
     assert "partner is given both by --option and by an option of its own" in str(twice.exception)
     built = call(data_app, "build", "twenty_questions", "--output", tmp_path / "d", "--train", "9", "--validation", "1",
-                 "--workers", "1", *by)  # fmt: skip
+                 "--workers", "1", "--record", tmp_path / "new", *by)  # fmt: skip
     assert built.exit_code == 0, built.output
+    new = len(list(read_recorded(tmp_path / "new")))
+    assert f"recorded: {new} answers in " in built.output and new > 0
+    again = call(data_app, "build", "twenty_questions", "--output", tmp_path / "d", "--train", "9", "--validation", "1",
+                 "--record", tmp_path / "newer", *by)  # fmt: skip
+    assert "recorded: nothing, since all was built before" in again.output
     assert read_manifests(tmp_path / "d")[0]["env_kwargs"] == header.env_kwargs
     assert "recorded answers are whole" in call(data_app, "verify", data).output
     played = call(

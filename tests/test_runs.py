@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import maze_episodes
+from typer.testing import CliRunner
 
 import trainers.bc as bc_module
 import trainers.runs as runs_module
 import trainers.value_training as value_module
+from hub_datasets.cli import app as data_app
 from hub_datasets.load import Source
 from trainers.bc import train_bc
+from trainers.cli import app as train_app
 from trainers.runs import keep_freed_memory
 from trainers.value_training import ValueRun, train_values
 
@@ -97,3 +102,34 @@ def test_training_asks_on_a_cpu_alone(
         else:
             train_values(ValueRun("ilql", "maze", "maze", None, "tiny"), tmp_path)
     assert asked == ([True] if device == "cpu" else [])
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "mc"])
+def test_an_import_is_learned_from_without_an_option_more(algorithm: str, tmp_path: Path) -> None:
+    """What is imported is the dataset's default configuration, and that is what is read; another can be named."""
+
+    def call(app: Any, *words: str) -> Any:
+        return CliRunner().invoke(app, [str(word) for word in words])
+
+    walk = [{"state": played.observation, "action": played.action, "reward": played.reward, "done": False}
+            for played in maze_episodes("maze", 1, "optimal")[0].turns]  # fmt: skip
+    file, data, run = tmp_path / "train.jsonl", tmp_path / "walks", tmp_path / "run"
+    file.write_text("".join(json.dumps([*walk[:-1], walk[-1] | {"done": True}][-n:]) + "\n" for n in (1, 2, 3)))
+    assert call(data_app, "import", "maze", file, "--output", data).exit_code == 0
+    task = ["--task", "maze", "--dataset", data]
+    if algorithm == "mc":
+        init = tmp_path / "bc"
+        assert call(train_app, "bc", *task, "--output", init, "--steps", "1").exit_code == 0
+        task += ["--init", init]
+    command = [algorithm, *task, "--output", run, "--steps", "1"]
+    first = call(train_app, *command)
+    assert first.exit_code == 0 and "policy saved in" in first.output, first.output
+    record = json.loads((run / "policy.json").read_text())
+    assert record["dataset"] == {"source": "walks", "revision": None} and record["training"]["episodes"] == 3
+    wrong = call(train_app, *command, "--config", "episodes", "--overwrite")
+    assert "'episodes' not found. Available: ['lmrl_gym', 'tasks']" in str(wrong.exception)
+    named = call(train_app, *command, "--config", "lmrl_gym", "--overwrite")
+    assert named.exit_code == 0, named.output
+    record = json.loads((run / "policy.json").read_text())
+    assert record["dataset"] == {"source": "walks", "revision": None, "config": "lmrl_gym"}
+    assert "--config lmrl_gym" in (run / "README.md").read_text()

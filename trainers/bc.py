@@ -34,6 +34,7 @@ from trainers.monitor import Measured, Measuring, reads_like, train_until_stoppe
 from trainers.policy import LanguageModelPolicy
 from trainers.runs import (
     command_line,
+    dataset_record,
     first_model,
     keep_freed_memory,
     leave_policy,
@@ -225,6 +226,7 @@ class Settings(NamedTuple):
     lora_rank: int | None = None
     lora_alpha: float | None = None
     lora_targets: str | None = None
+    config: str | None = None
 
     def command(self) -> str:
         """The command line that repeats the run."""
@@ -237,6 +239,7 @@ def train_bc(
     source: str,
     output_dir: str | Path,
     *,
+    config: str | None = None,
     revision: str | None = None,
     init: str = "tiny",
     rule: str | None = None,
@@ -270,6 +273,7 @@ def train_bc(
         task: Task id.
         source: Dataset of its episodes: task id, folder, or Hub repository.
         output_dir: Folder of the run, see `trainers.runs`.
+        config: Configuration of the dataset; None is its default one.
         revision: Of the dataset on the Hub.
         init: `tiny`, `small`, a folder, or a model on the Hub.
         rule: Filter, as in `filter_trajectories`; None keeps all.
@@ -340,6 +344,7 @@ def train_bc(
         lora_rank=lora_rank or None,
         lora_alpha=lora_alpha,
         lora_targets=lora_targets,
+        config=config,
     )
     if settings.batch_size % accumulation:
         raise ValueError(f"batch size {settings.batch_size} does not divide into {accumulation} parts of accumulation")
@@ -366,7 +371,7 @@ def _learn(
     spec, state = load_task(settings.task).spec, processes()
     if state.device.type == "cpu":
         keep_freed_memory()
-    episodes = read_episodes(spec, settings.source, settings.revision, token)
+    episodes = read_episodes(spec, settings.source, settings.config, settings.revision, token)
     kept = episodes if settings.filter is None else filter_trajectories(episodes, settings.filter)
     model, tokenizer, base_model, _ = first_model(
         settings.init, episodes, folder, max_length=settings.max_length or 1024, seed=settings.seed, token=token
@@ -418,7 +423,7 @@ def _learn(
         memory=renderer.memory,
         max_length=renderer.max_length,
         action_room=renderer.action_room,
-        dataset={"source": public_name(settings.source), "revision": settings.revision},
+        dataset=dataset_record(settings.source, settings.config, settings.revision),
         filter=settings.filter,
         base_model=base_model,
         seed=settings.seed,

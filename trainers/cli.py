@@ -23,6 +23,10 @@ Trunk = Annotated[
 Source = Annotated[
     str | None, typer.Option(help="Folder, or dataset on the Hub; by default lmrl/<task>.", show_default=False)
 ]
+Config = Annotated[
+    str | None,
+    typer.Option(help="Configuration of the dataset; without, its default one: episodes, or what was imported."),
+]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the dataset.")]
 Rendering = Annotated[str | None, typer.Option(help="plain or chat; by default chat if the model has a chat template.")]
 Steps = Annotated[int | None, typer.Option(help="Gradient steps.", min=1)]
@@ -81,6 +85,7 @@ def bc(
     task: Task,
     output: Output,
     dataset: Source = None,
+    config: Config = None,
     revision: Revision = None,
     init: Annotated[
         str, typer.Option(*INIT, help="First weights: tiny or small (random GPT-2), a folder, or a model on the Hub.")
@@ -118,6 +123,7 @@ def bc(
         task,
         dataset or f"lmrl/{task}",
         output,
+        config=config,
         revision=revision,
         init=init,
         rule=filter,
@@ -153,6 +159,7 @@ def ilql(
     init: Behavior,
     trunk: Trunk = None,
     dataset: Source = None,
+    config: Config = None,
     revision: Revision = None,
     rendering: Rendering = None,
     steps: Steps = None,
@@ -198,6 +205,7 @@ def mc(
     init: Behavior,
     trunk: Trunk = None,
     dataset: Source = None,
+    config: Config = None,
     revision: Revision = None,
     rendering: Rendering = None,
     steps: Steps = None,

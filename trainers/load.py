@@ -56,7 +56,7 @@ class PolicyRecord:
         memory: Turns of the past that it reads, None is all.
         max_length: Most tokens of prompt and action together.
         action_room: Tokens of those kept for the action, and the longest action it says.
-        dataset: `source` and `revision` of its training data.
+        dataset: `source` and `revision` of its training data, and `config` where one was chosen.
         filter: Rule that the training data was filtered by, or None.
         base_model: `source` and `revision` of the model it began as, or None for one made from nothing.
         seed: Of training.

@@ -55,6 +55,11 @@ def public_name(source: str) -> str:
     return Path(source).name if Path(source).is_dir() else source
 
 
+def dataset_record(source: str, config: str | None, revision: str | None) -> dict[str, str | None]:
+    """What a policy's record says of its data; the configuration only where it was chosen."""
+    return {"source": public_name(source), "revision": revision, **({} if config is None else {"config": config})}
+
+
 def command_line(algorithm: str, settings: Mapping[str, Any], processes: int) -> str:
     """The command that repeats a run: its settings as options, those that are None or False left out."""
     words = []
@@ -147,14 +152,23 @@ def _delete_run(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def read_episodes(spec: TaskSpec, source: str, revision: str | None, token: str | bool | None) -> list[Trajectory]:
+def read_episodes(
+    spec: TaskSpec, source: str, config: str | None, revision: str | None, token: str | bool | None
+) -> list[Trajectory]:
     """The training episodes of a dataset, which must be of the task.
 
+    Args:
+        spec: Of the task.
+        source: As in `hub_datasets.load.load_episodes`, as are the others.
+        config: Configuration; None is the dataset's default one.
+        revision: Commit of a repository.
+        token: As in `huggingface_hub`.
+
     Raises:
-        ValueError: There are episodes of another task.
+        ValueError: There are episodes of another task, or there is no such configuration.
         FileNotFoundError: There is no such dataset.
     """
-    loaded = load_trajectories(source, "train", revision=revision, token=token)
+    loaded = load_trajectories(source, "train", config=config, revision=revision, token=token)
     episodes = list(tqdm(loaded, desc="Reading episodes", unit="", disable=not processes().is_main_process))
     _check_episodes(episodes, spec, source)
     return episodes

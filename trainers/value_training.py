@@ -28,6 +28,7 @@ from trainers.monitor import Measuring, reads_like, train_until_stopped
 from trainers.runs import (
     behavior_memory,
     command_line,
+    dataset_record,
     first_model,
     keep_freed_memory,
     leave_policy,
@@ -95,6 +96,7 @@ class ValueRun(NamedTuple):
     eval_episodes: int = 128
     seed: int = 0
     processes: int = 1
+    config: str | None = None
 
     def command(self) -> str:
         """The command line that repeats the run."""
@@ -118,13 +120,13 @@ def train_values(
     """Learn values from offline episodes, save them with the behaviour policy, and put both on the Hub if asked to.
 
     Args:
-        run: The run's settings. `algorithm` is `ilql` or `mc`; `task`, `source`, `revision` name the data; `init` is
-            the behaviour policy, a folder or a repository; `trunk` the model whose body the value trunk begins as (of
-            a value policy, its value trunk), as `init` or `tiny`, `small` for random weights, and None is `init`.
-            `steps` of the optimiser, or `epochs` over the data, of `batch_size` sequences per process in
-            `accumulation` parts; `lr`, and its `schedule`
-            (`constant`, or `linear` or `cosine` to 0) after `warmup_steps`, below 1 a share of all; `adam_beta2`;
-            gradients are cut to `max_grad_norm`. `gamma`, `discount` (per `token` or `turn`), `reward_scale`,
+        run: The run's settings. `algorithm` is `ilql` or `mc`; `task`, `source`, `revision` and `config` (None is the
+            default one) name the data; `init` is the behaviour policy, a folder or a repository; `trunk` the model
+            whose body the value trunk begins as (of a value policy, its value trunk), as `init` or `tiny`, `small` for
+            random weights, and None is `init`. `steps` of the optimiser, or `epochs` over the data, of `batch_size`
+            sequences per process in `accumulation` parts; `lr`, and its `schedule` (`constant`, or `linear` or
+            `cosine` to 0) after `warmup_steps`, below 1 a share of all; `adam_beta2`; gradients are cut to
+            `max_grad_norm`. `gamma`, `discount` (per `token` or `turn`), `reward_scale`,
             `cql_weight`; for ILQL the expectile `tau` and the `target_rate`. `beta` weighs the values when acting.
             `linear_heads`, `head_bias`, `q_vocab` (`all` tokens, or those of the dataset's actions) give the form of
             the heads. With a `lora_rank` the trunk is the behaviour policy's with an adapter, see
@@ -193,7 +195,7 @@ def _learn(
     spec, state = load_task(run.task).spec, processes()
     if state.device.type == "cpu":
         keep_freed_memory()
-    episodes = read_episodes(spec, run.source, run.revision, token)
+    episodes = read_episodes(spec, run.source, run.config, run.revision, token)
     model, tokenizer, base_model, behavior_folder = first_model(
         run.init, episodes, folder, max_length=run.max_length or 1024, seed=run.seed, token=token
     )
@@ -261,7 +263,7 @@ def _learn(
         memory=renderer.memory,
         max_length=renderer.max_length,
         action_room=renderer.action_room,
-        dataset={"source": public_name(run.source), "revision": run.revision},
+        dataset=dataset_record(run.source, run.config, run.revision),
         base_model=base_model,
         seed=run.seed,
         training={

@@ -23,20 +23,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from env_servers.tasks import load_task
-from env_servers.trajectory import Turn
-from hub_datasets.importers import (
-    POLICY,
-    Draft,
-    Layout,
-    MalformedRecord,
-    Steps,
-    fields,
-    flag,
-    items,
-    number,
-    shown,
-    text,
-)
+from hub_datasets.importers import POLICY, Draft, Layout, MalformedRecord, Steps
+from hub_datasets.importers.values import fields, flag, items, number, shown, text, turns_of
 
 OTHER_COURSE = "the environment lets the seller begin, ends at a decision, and counts lines"
 FIRST = "Start"
@@ -157,7 +145,7 @@ def _draft(steps: Steps, options: Mapping[str, Any]) -> Draft:
     answers = [*steps.observations[1:], f"{steps.final or ''} {_decision(outcome)}".strip()]
     facts = {name: value for name, value in steps.facts.items() if name != "success"}
     return Draft(
-        turns=tuple(map(Turn, steps.observations, steps.actions, rewards)),
+        turns=turns_of(steps, rewards),
         final_observation=steps.final,
         terminated=True,
         end_reason=SOLD if sold else NO_SALE,

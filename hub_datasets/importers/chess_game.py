@@ -13,6 +13,7 @@ positions, or from a mirror image, is left out, since no data may have those.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,18 +23,9 @@ from env_servers.task import Step
 from env_servers.tasks.chess_game import Chess, space_out
 from env_servers.tasks.endgame_positions import is_test_position
 from env_servers.trajectory import Turn
-from hub_datasets.importers import (
-    CUT,
-    RECORD_END,
-    Draft,
-    Layout,
-    LeftOutRecord,
-    MalformedRecord,
-    Steps,
-    items,
-    steps_of_list,
-)
+from hub_datasets.importers import CUT, RECORD_END, Draft, Layout, LeftOutRecord, MalformedRecord, Steps
 from hub_datasets.importers.records import BLANK, Entry
+from hub_datasets.importers.values import items, steps_of_list
 
 # How `info` names an opponent whose process nobody has seen.
 OPPONENT = "LMRL-Gym's: Stockfish 15.1, UCI_Elo 1200, 100 ms (not in the record)"
@@ -236,7 +228,7 @@ def _join(entries: Iterator[Entry]) -> Iterator[Entry]:
 def _layout(task: str) -> Layout:
     return Layout(
         read=_read,
-        draft=lambda steps, options: _draft(task, steps, options),
+        draft=functools.partial(_draft, task),
         reasons=CUT,
         no_replay=(SEVERAL, BROKEN_OFF),
         lists=True,

@@ -11,23 +11,15 @@ was cut, so that it is truncated here, as are all that end away from the goal.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from env_servers.tasks import make_env
 from env_servers.tasks.maze import grid
-from env_servers.trajectory import Turn
-from hub_datasets.importers import (
-    CUT,
-    RECORD_END,
-    Draft,
-    Layout,
-    MalformedRecord,
-    Steps,
-    steps_of_history,
-    steps_of_list,
-)
+from hub_datasets.importers import CUT, RECORD_END, Draft, Layout, MalformedRecord, Steps
+from hub_datasets.importers.values import steps_of_history, steps_of_list, turns_of
 
 _POSITION = re.compile(r"Your current position is at position (\d(?: \d)?), (\d(?: \d)?)\.")
 
@@ -65,7 +57,7 @@ def _play(task: str, steps: Steps, env_kwargs: Mapping[str, Any]) -> Draft | tup
     """The episode from one start; or after how many actions the record departs from the rules, and how."""
     env = make_env(task, env_kwargs)
     observation, step, invalid = env.reset(0), None, 0
-    for number, turn in enumerate(map(Turn, steps.observations, steps.actions, steps.rewards)):
+    for number, turn in enumerate(turns_of(steps)):
         if step is not None and step.done:
             return number, f"it goes on with action {number} after {observation!r}, where the episode ends"
         if observation != turn.observation:
@@ -82,7 +74,7 @@ def _play(task: str, steps: Steps, env_kwargs: Mapping[str, Any]) -> Draft | tup
     if steps.final is not None and steps.final != observation:
         return len(steps.actions), f"the last text is {steps.final!r:.160}; by the rules it is {observation!r}"
     return Draft(
-        turns=tuple(map(Turn, steps.observations, steps.actions, steps.rewards)),
+        turns=turns_of(steps),
         final_observation=observation,
         terminated=step.terminated,
         end_reason=step.end_reason or RECORD_END,
@@ -96,7 +88,7 @@ def _play(task: str, steps: Steps, env_kwargs: Mapping[str, Any]) -> Draft | tup
 def _layout(task: str) -> Layout:
     return Layout(
         read=_read,
-        draft=lambda steps, options: _draft(task, steps, options),
+        draft=functools.partial(_draft, task),
         options=("maze", "reward"),
         reasons=CUT,
         lists=True,

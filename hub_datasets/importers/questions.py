@@ -27,20 +27,8 @@ from env_servers.task import Env
 from env_servers.tasks import make_env
 from env_servers.tasks.questions import FIRST, MAX_QUESTIONS
 from env_servers.trajectory import Trajectory, Turn
-from hub_datasets.importers import (
-    CUT,
-    POLICY,
-    RECORD_END,
-    Draft,
-    Layout,
-    MalformedRecord,
-    Steps,
-    fields,
-    flag,
-    items,
-    shown,
-    text,
-)
+from hub_datasets.importers import CUT, POLICY, RECORD_END, Draft, Layout, MalformedRecord, Steps
+from hub_datasets.importers.values import fields, flag, items, shown, text, turns_of
 
 OTHER_NAME = "nothing that can be hidden here has its word for a name"
 OTHER_JUDGE = "the environment finds other questions right, or takes one for no question"
@@ -49,7 +37,7 @@ SEEDS = 5_000  # which draw each of some hundred things many times
 _SECRETS = ("word", "city", "country")
 
 
-def _read(record: Any, task: str, cut: Callable[[str, str], int]) -> Steps:
+def _read(task: str, cut: Callable[[str, str], int], record: Any) -> Steps:
     found = fields(record, "word")
     lines, correct = ("lines", "correct") if "lines" in found else ("conversation", "done")
     if lines not in found or correct not in found:
@@ -97,7 +85,7 @@ def _draft(task: str, steps: Steps, options: Mapping[str, Any]) -> Draft:
     secret = {name: steps.facts[name] for name in _SECRETS if name in steps.facts}
     start = _start_named(task, tuple(_names(secret)))
     return Draft(
-        turns=tuple(map(Turn, steps.observations, steps.actions, rewards)),
+        turns=turns_of(steps, rewards),
         final_observation=steps.final,
         terminated=over,
         end_reason="guessed" if correct else "out_of_questions" if over else RECORD_END,
@@ -182,8 +170,8 @@ def _is_right(env: Env, seed: int, question: str) -> bool:
 
 def _layout(task: str, cut: Callable[[str, str], int]) -> Layout:
     return Layout(
-        read=lambda record: _read(record, task, cut),
-        draft=lambda steps, options: _draft(task, steps, options),
+        read=functools.partial(_read, task, cut),
+        draft=functools.partial(_draft, task),
         reasons={
             **CUT,
             "guessed": "the last question was right",

@@ -125,7 +125,7 @@ def _line_entries(stream: TextIO) -> Iterator[Entry]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg}, character {error.colno} of {len(error.doc)}"
+        return f"{error.msg}, character {min(error.pos + 1, len(error.doc))} of {len(error.doc)}"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 

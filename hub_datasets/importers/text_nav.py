@@ -9,20 +9,13 @@ them as done, so that the text and the reward tell them apart.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from env_servers.tasks.text_nav import LIST
-from hub_datasets.importers import (
-    CUT,
-    RECORD_END,
-    Draft,
-    Layout,
-    MalformedRecord,
-    Steps,
-    steps_of_history,
-    turns_of,
-)
+from hub_datasets.importers import CUT, RECORD_END, Draft, Layout, MalformedRecord, Steps
+from hub_datasets.importers.values import steps_of_history, turns_of
 
 OTHER_WORDING = "its texts are TextWorld's, which the environment here words differently"
 LOST = "You lost"
@@ -71,7 +64,7 @@ def _is_refused(observation: str, command: str) -> bool:
 def _layout(task: str) -> Layout:
     return Layout(
         read=_read,
-        draft=lambda steps, options: _draft(task, steps, options),
+        draft=functools.partial(_draft, task),
         reasons=CUT,
         no_replay=(OTHER_WORDING,),
     )

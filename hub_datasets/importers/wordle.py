@@ -19,21 +19,8 @@ from typing import Any
 
 from env_servers.tasks.wordle import CODES, MARKS, SOLVED, SPACED_MARKS, TRIES, lexicon
 from env_servers.trajectory import Turn
-from hub_datasets.importers import (
-    CUT,
-    RECORD_END,
-    Draft,
-    Layout,
-    MalformedRecord,
-    Steps,
-    fields,
-    flag,
-    items,
-    number,
-    shown,
-    text,
-    turns_of,
-)
+from hub_datasets.importers import CUT, RECORD_END, Draft, Layout, MalformedRecord, Steps
+from hub_datasets.importers.values import fields, flag, items, number, shown, text, turns_of
 
 FIRST = "Wordle:"
 OTHER_LIST = "no word of the list fits: it was played with another list (option vocab)"
