@@ -1,13 +1,15 @@
-# make demo   the whole chain on the Maze task, offline, with a report at the end
-# make test   all tests but those marked slow or gpu
-# make check  formatting, lint, types
+# make demo         the whole chain on the Maze task, offline, with a report at the end
+# make test         all tests but those marked slow or gpu
+# make check        formatting, lint, types
+# make conformance  the server against OpenEnv's own client and validator, and against tools that guess
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 FILES := setup.cfg pyproject.toml constraints.txt
+CONFORMANCE := .venv-conformance
 
-.PHONY: demo test check clean
+.PHONY: demo test check conformance clean
 
 demo: $(VENV)/.all
 	$(BIN)/lmrl demo
@@ -19,6 +21,17 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy env_servers dataset_cards hub_datasets trainers eval_harness
+
+conformance: $(CONFORMANCE)/.done
+	$(CONFORMANCE)/bin/python tests/conformance/run.py
+
+$(CONFORMANCE)/.done: $(FILES) $(wildcard tests/conformance/*.txt)
+	$(PYTHON) -m venv $(CONFORMANCE)
+	@echo "installing the package and OpenEnv into $(CONFORMANCE) (a few minutes the first time)"
+	$(CONFORMANCE)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint tests/conformance/constraints.txt --requirement tests/conformance/requirements.txt \
+		--editable '.[server,chess]'
+	@touch $@
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -34,4 +47,4 @@ $(VENV)/.dev: $(VENV)/bin/python $(FILES)
 	@touch $@ $(VENV)/.all
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info lmrl_demo runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CONFORMANCE) build dist *.egg-info lmrl_demo runs .pytest_cache .mypy_cache .ruff_cache

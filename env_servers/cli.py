@@ -11,8 +11,8 @@ import io
 import os
 import random
 import sys
-from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Sub-command: module and typer app. Their modules import nothing heavy at the top.
 ROOMS: Mapping[str, str] = {
     "serve": "env_servers.serve:app",
+    "push-space": "hub_datasets.spaces:app",
     "data": "hub_datasets.cli:app",
     "train": "trainers.cli:app",
     "eval": "eval_harness.cli:eval_app",
@@ -38,7 +39,8 @@ EXTRAS: Mapping[str, str] = {
     "datasets": "data", "huggingface_hub": "data", "pyarrow": "data", "matplotlib": "data", "yaml": "data",
     "torch": "train", "transformers": "train", "trl": "train", "accelerate": "train", "peft": "train",
     "sentence_transformers": "embed", "openai": "api",
-    "evaluate": "eval", "fastapi": "server", "uvicorn": "server", "starlette": "server", "chess": "chess",
+    "evaluate": "eval", "fastapi": "server", "uvicorn": "server", "starlette": "server", "websockets": "server",
+    "chess": "chess",
 }  # fmt: skip
 
 
@@ -53,6 +55,14 @@ Partner = Annotated[
     ),
 ]
 PartnerOption = Annotated[list[str] | None, typer.Option(help="Option of the partner, as NAME=VALUE.")]
+Servers = Annotated[
+    str | None,
+    typer.Option(
+        help="Play on servers (`lmrl serve`) instead of here: ws://HOST:PORT, or several by commas. LMRL_TOKEN is the "
+        "token for them.",
+        metavar="URL",
+    ),
+]
 Record = Annotated[
     Path | None,
     typer.Option(
@@ -128,27 +138,53 @@ def play(
     option: Annotated[list[str] | None, typer.Option(help="Option of the environment, as NAME=VALUE.")] = None,
     partner: Partner = None,
     partner_option: PartnerOption = None,
+    env: Servers = None,
     record: Record = None,
 ) -> None:
     """Play one episode in the terminal, or watch a scripted policy play it."""
-    from env_servers.tasks import make_env, make_policy
+    from env_servers.tasks import load_task, make_policy
 
     env_kwargs = parse_environment(option, partner, partner_option)
     player = None if policy is None else make_policy(task, policy)
     chosen = random.SystemRandom().randrange(2**31) if seed is None else seed
-    with _recorder(record) as recorder:
-        env = make_env(task, env_kwargs) if recorder is None else recorder.make_env(task, env_kwargs)
-        env.prepare()
-        with env.running(), closing(env):
-            _play_one(env, player, chosen)
+    with env_maker(env, record) as make, load_task(task).running():
+        playing = make(task, env_kwargs)
+        playing.prepare()
+        with closing(playing):
+            _play_one(playing, player, chosen)
 
 
-def _recorder(path: Path | None) -> Any:
-    """A context that gives the recorder of a partner's answers, None where they are not recorded."""
-    if path is None:
-        return nullcontext()
-    module, _, name = RECORDER.partition(":")
-    return getattr(importlib.import_module(module), name)(path)
+@contextmanager
+def env_maker(
+    servers: str | Sequence[str] | None, record: str | Path | None = None
+) -> Iterator[Callable[[str, Mapping[str, Any]], Env]]:
+    """What makes environments: here, here with the partner's answers recorded, or on servers.
+
+    Args:
+        servers: URLs as in `env_servers.client.remote_envs`; None is here.
+        record: File that the partner's answers are added to.
+
+    Raises:
+        ValueError: Both are given, or a URL is none.
+    """
+    from env_servers.tasks import make_env
+
+    if servers is not None:
+        if record is not None:
+            raise ValueError(
+                f"--record {record} keeps what a partner here says, and with --env it is the server's; record there, "
+                "with `lmrl serve --record DIR`"
+            )
+        from env_servers.client import remote_envs
+
+        with remote_envs(servers) as remote:
+            yield remote
+    elif record is None:
+        yield make_env
+    else:
+        module, _, name = RECORDER.partition(":")
+        with getattr(importlib.import_module(module), name)(Path(record)) as recorder:
+            yield recorder.make_env
 
 
 def _play_one(env: Env, player: Policy | None, seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ class Counts:
         episodes: Finished ones, by task and end reason.
         lost: Episodes that were begun and not finished, by task and why.
         steps: By task.
-        buckets: Steps by the bound of their time.
+        buckets: Steps by the first of `BUCKETS` that their time does not exceed; the last are slower than all.
         step_seconds: Time of all steps.
     """
 
@@ -33,14 +34,14 @@ class Counts:
         self.episodes: Counter[tuple[str, str]] = Counter()
         self.lost: Counter[tuple[str, str]] = Counter()
         self.steps: Counter[str] = Counter()
-        self.buckets: Counter[float] = Counter()
+        self.buckets = [0] * (len(BUCKETS) + 1)
         self.step_seconds = 0.0
 
     def time_step(self, task: str, seconds: float) -> None:
         """Count a step."""
         self.steps[task] += 1
         self.step_seconds += seconds
-        self.buckets[next((bound for bound in BUCKETS if seconds <= bound), math.inf)] += 1
+        self.buckets[bisect_left(BUCKETS, seconds)] += 1
 
 
 def snapshot(rooms: Rooms) -> list[Any]:
@@ -49,7 +50,7 @@ def snapshot(rooms: Rooms) -> list[Any]:
     samples: list[Any] = [
         ["lmrl_sessions", {}, len(rooms.sessions)],
         ["lmrl_sessions_waiting", {}, rooms.waiting],
-        ["lmrl_slow_moves", {}, max(rooms.moves.busy, 0)],
+        ["lmrl_slow_moves", {}, rooms.moves.busy],
         ["lmrl_sessions_total", {}, counts.sessions],
     ]
     samples += [["lmrl_refused_total", {"reason": why}, n] for why, n in counts.refused.items()]
@@ -57,8 +58,8 @@ def snapshot(rooms: Rooms) -> list[Any]:
     samples += [["lmrl_episodes_lost_total", {"task": t, "reason": why}, n] for (t, why), n in counts.lost.items()]
     samples += [["lmrl_steps_total", {"task": task}, n] for task, n in counts.steps.items()]
     below = 0
-    for bound in (*BUCKETS, math.inf):
-        below += counts.buckets[bound]
+    for bound, number in zip((*BUCKETS, math.inf), counts.buckets, strict=True):
+        below += number
         samples.append(["lmrl_step_seconds_bucket", {"le": "+Inf" if bound == math.inf else f"{bound:g}"}, below])
     samples += [["lmrl_step_seconds_sum", {}, counts.step_seconds], ["lmrl_step_seconds_count", {}, below]]
     return samples

@@ -8,6 +8,7 @@ happens in it does not depend on how many slots there are or who plays beside it
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,14 @@ from typing import Any, NamedTuple
 from env_servers.partners import Answer, Query
 from env_servers.policy import Action, Context, Policy
 from env_servers.seeding import episode_seed, policy_seed
-from env_servers.task import Env, EpisodeError, Step
+from env_servers.task import Env, EpisodeError, Pending, Step
 from env_servers.tasks import load_task, make_env
 from env_servers.trajectory import Trajectory, Turn
 
 Stop = Callable[[Context], str | None]
+
+# Seconds that episodes which have begun wait for those that are still beginning, on a server that has no room, say.
+PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -102,19 +106,24 @@ def play(
     with load_task(task).running():
         try:
             while True:
-                while len(playing) < slots and (start := next(queue, None)) is not None:
+                while len(playing) < slots and not any(slot.late for slot in playing):
+                    if (start := next(queue, None)) is None:
+                        break
                     slot = _Slot(task, start, env_maker(task, start.env_kwargs), run_seed)
                     playing.append(slot)
-                    slot.reset()
+                    slot.begin(policy.name)
                 if not playing:
                     return
-                active = [slot for slot in playing if slot.error is None]
+                _await_beginnings(playing)
+                active = [slot for slot in playing if slot.error is None and slot.beginning is None]
                 contexts = [slot.context() for slot in active]
                 actions = policy.act(contexts) if contexts else []
                 if len(actions) != len(contexts):
                     raise ValueError(f"policy {policy.name!r} gave {len(actions)} actions for {len(contexts)} contexts")
                 for slot, action in zip(active, actions, strict=True):
                     slot.submit(action)
+                for slot in active:
+                    slot.await_step()
                 _ask_partners(active)
                 for slot in active:
                     slot.settle(stop)
@@ -168,6 +177,16 @@ def play_through(
         todo = [failure.start for failure in failures]
 
 
+def _await_beginnings(slots: Sequence[_Slot]) -> None:
+    """Wait for the first observations. Whoever has none for long is late, and left out as long as others can play."""
+    until = time.monotonic() + PATIENCE
+    for slot in slots:
+        slot.await_beginning(0.0 if slot.late else max(until - time.monotonic(), 0.0))
+    while all(slot.late for slot in slots):  # until any of them is there, and it need not be the first
+        for number, slot in enumerate(slots):
+            slot.await_beginning(0.0 if number else 0.01)
+
+
 def _ask_partners(slots: Sequence[_Slot]) -> None:
     """Ask for all the slots whose action waits for a partner, all that wait for the same one at once."""
     while waiting := [slot for slot in slots if slot.error is None and isinstance(slot.outcome, Query)]:
@@ -204,7 +223,9 @@ class _Slot:
     legal: list[bool] = field(default_factory=list)
     observation: str = ""
     action: Action | None = None
-    outcome: Step | Query | None = None
+    beginning: Pending[str] | None = None
+    late: bool = False
+    outcome: Step | Query | Pending[Step] | None = None
     usage: Counter[str] = field(default_factory=Counter)
     end: _End | None = None
     error: EpisodeError | None = None
@@ -217,19 +238,45 @@ class _Slot:
     def over(self) -> bool:
         return self.end is not None or self.error is not None
 
-    def reset(self) -> None:
+    def begin(self, policy_name: str) -> None:
+        """Reset as far as it goes without waiting for another machine."""
+        named = {"split": self.start.split, "index": self.start.index, "policy": policy_name}
         try:
-            self.observation = self.env.reset(self.start.seed)
+            first = self.env.begin(self.start.seed, named)
         except EpisodeError as error:
             self.error = error
+        else:
+            self._note(first)
+
+    def await_beginning(self, seconds: float) -> None:
+        """Wait for the first observation, where there is none yet."""
+        if self.beginning is None:
+            return
+        try:
+            self._note(self.beginning.wait(seconds))
+        except TimeoutError:
+            self.late = True
+        except EpisodeError as error:
+            self.error, self.late = error, False
+
+    def _note(self, first: str | Pending[str]) -> None:
+        if isinstance(first, Pending):
+            self.beginning = first
+        else:
+            self.observation, self.beginning, self.late = first, None, False
 
     def context(self) -> Context:
         return Context(self.env.spec, self.turns, self.observation, self.rng, self.env.info, self.seed)
 
     def submit(self, action: Action) -> None:
-        """Play the action as far as it goes without a partner."""
+        """Play the action as far as it goes without a partner or another machine."""
         self.action = action
         self._go(lambda: self.env.submit(action.text))
+
+    def await_step(self) -> None:
+        """Wait for the other machine, where there is one."""
+        if isinstance(self.outcome, Pending):
+            self._go(self.outcome.wait)
 
     def receive(self, answer: Answer | EpisodeError) -> None:
         """Go on with the partner's answer."""
@@ -237,7 +284,7 @@ class _Slot:
             self.usage.update(answer.usage)
         self._go(lambda: self.env.receive(answer))
 
-    def _go(self, move: Callable[[], Step | Query]) -> None:
+    def _go(self, move: Callable[[], Step | Query | Pending[Step]]) -> None:
         self.outcome = None
         try:
             self.outcome = move()

@@ -7,18 +7,22 @@ is a process of its own, with its own sessions, and takes connections as they co
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import ipaddress
 import json
 import logging
+import math
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +39,9 @@ logger = logging.getLogger("lmrl.server")
 
 SINK = "hub_datasets.served:open_sink"  # as text: this room must not import the rooms that build on it
 BACKLOG = 8192
+MOST_FILES = 65536
 REPORT_SECONDS = 1.0  # how often a worker tells the others of itself
+MOST_DEATHS = 10  # of workers in a minute, until the server gives up
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,8 @@ def bind(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Handed on to the connections: one whose other end vanished before it said anything ends, too.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             listening.bind(address)
             listening.listen(BACKLOG)
         except OSError:
@@ -134,14 +142,40 @@ def run_server(settings: Settings, listening: socket.socket, on_ready: Callable[
 def _run_worker(
     settings: Settings, listening: socket.socket, number: int, reports: Path | None, on_ready: Callable[[], None]
 ) -> int:
+    logging.basicConfig(
+        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # Its debugging shows the headers of websockets, and so the clients' tokens.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.INFO, logging.root.level))
+    _allow_many_files()
+    server = make_server(settings, number, reports, on_ready)
+    if reports is not None:
+        threading.Thread(target=_report, args=(server.config.app, reports, number), daemon=True).start()
+    # With a thousand moves on their way, the garbage collector went through all objects so often that the slowest steps
+    # took twice as long: what is there by now stays, and it looks at the rest less often.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    server.run(sockets=[listening])
+    return 0 if server.started else 1
+
+
+def make_server(
+    settings: Settings, number: int = 0, reports: Path | None = None, on_ready: Callable[[], None] = lambda: None
+) -> uvicorn.Server:
+    """A server of this process, which is still to be run.
+
+    Args:
+        settings: How to serve.
+        number: Among the workers.
+        reports: Folder where the workers tell of themselves; None where this is the only one.
+        on_ready: Called when clients are answered.
+    """
     import uvicorn
 
     from env_servers.server import create_app
     from env_servers.sessions import Rooms
 
-    logging.basicConfig(
-        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     rooms = Rooms(settings.tasks, settings.limits, sink=_open_sink(settings, number), reveal=settings.reveal)
     rooms.prepare()
     app = create_app(rooms, settings.tokens, others=None if reports is None else lambda: _read_reports(reports, number))
@@ -160,36 +194,42 @@ def _run_worker(
         backlog=BACKLOG,
         lifespan="on",
     )
-    server = _make_server(config, rooms, settings.grace, on_ready)
-    if reports is not None:
-        threading.Thread(target=_report, args=(app, reports, number), daemon=True).start()
-    server.run(sockets=[listening])
-    return 0 if server.started else 1
-
-
-def _make_server(config: uvicorn.Config, rooms: Any, grace: float, on_ready: Callable[[], None]) -> uvicorn.Server:
-    """A uvicorn server that, told to end, lets running episodes finish before it does."""
-    import uvicorn
+    # A terminal sends Ctrl-C to all processes; workers get the signals that count from the one that started them.
+    heeded = (signal.SIGTERM, signal.SIGINT) if reports is None else (signal.SIGTERM,)
 
     class Server(uvicorn.Server):
+        """Told to end, it lets running episodes finish first; told again, it ends their sessions; a third time, all."""
+
+        deadline = math.inf
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if not self.should_exit:
                 on_ready()
 
         def handle_exit(self, sig: int, frame: Any) -> None:
-            if rooms.draining:
-                self.should_exit = self.force_exit = True
+            if sig not in heeded:
                 return
+            now = time.monotonic()
+            if self.deadline <= now:
+                os._exit(1)
+            self.deadline = now if rooms.draining else now + settings.grace
             rooms.draining = True
-            self.deadline = time.monotonic() + grace
 
         async def on_tick(self, counter: int) -> bool:  # ten times a second
-            if rooms.draining and (not rooms.sessions or time.monotonic() > self.deadline):
+            if rooms.draining and (not rooms.sessions or time.monotonic() >= self.deadline):
                 return True
             return await super().on_tick(counter)
 
     return Server(config)
+
+
+def _allow_many_files() -> None:
+    """Each connection is an open file, of which many systems allow 1,024 unless a process asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _open_sink(settings: Settings, number: int) -> Sink | None:
@@ -205,13 +245,15 @@ def _open_sink(settings: Settings, number: int) -> Sink | None:
 
 def _report(app: Any, reports: Path, number: int) -> None:
     """Write what this worker says of itself, again and again, for the worker that is asked."""
-    path = reports / f"{number}.json"
-    while True:
-        time.sleep(REPORT_SECONDS)
+    path, parent = reports / f"{number}.json", multiprocessing.parent_process()
+    while parent is None or parent.is_alive():
         with contextlib.suppress(OSError, RuntimeError):  # the sessions may change while they are counted
             beside = path.with_suffix(".part")
             beside.write_text(json.dumps(app.state.report()), encoding="utf-8")
             beside.replace(path)
+        time.sleep(REPORT_SECONDS)
+    logger.error("the process that started worker %d is gone; it ends, too", number)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _read_reports(reports: Path, own: int) -> list[Any]:
@@ -225,6 +267,7 @@ def _read_reports(reports: Path, own: int) -> list[Any]:
 
 
 def _work(settings: Settings, listening: socket.socket, number: int, reports: Path, ready: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(_run_worker(settings, listening, number, reports, ready.release))
 
 
@@ -241,22 +284,19 @@ def _run_workers(settings: Settings, listening: socket.socket, reports: Path, on
         )
         process.start()
         processes[number] = process
+        if ending.is_set():  # told while it was not in the list
+            process.terminate()
 
     def end(sig: int, _: Any) -> None:
-        again = ending.is_set()
         ending.set()
-        for process in processes.values():
-            if process.pid is not None and process.is_alive():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, sig)
-        if again:
-            raise SystemExit(1)
+        for process in list(processes.values()):
+            process.terminate()
 
     for sig in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sig, end)
     for number in range(settings.workers):
         start(number)
-    told, deaths = 0, 0
+    told, deaths = 0, deque[float](maxlen=MOST_DEATHS)
     while True:
         if told < settings.workers and ready.acquire(timeout=0.2):
             told += 1
@@ -268,10 +308,11 @@ def _run_workers(settings: Settings, listening: socket.socket, reports: Path, on
             if process.is_alive():
                 continue
             del processes[number]
+            (reports / f"{number}.json").unlink(missing_ok=True)
             if ending.is_set():
                 continue
-            deaths += 1
-            if told < settings.workers or deaths > 100:
+            deaths.append(time.monotonic())
+            if told < settings.workers or (len(deaths) == MOST_DEATHS and deaths[-1] - deaths[0] < 60):
                 ending.set()
                 for other in processes.values():
                     other.terminate()

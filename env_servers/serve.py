@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,16 @@ from env_servers.cli import Partner, PartnerOption, parse_environment
 app = typer.Typer(add_completion=False)
 
 LOOPBACK = "127.0.0.1"
+TOKENS = "LMRL_SERVE_TOKENS"  # environment variable: bearer tokens, for where secrets come that way
+# What --space decides by itself, and what it has no place for.
+NOT_WITH_SPACE: Mapping[str, str] = {
+    "host": "a Space listens on all addresses",
+    "port": "a Space has its own",
+    "port_file": "a Space has its own port",
+    "token_file": f"a token is no part of a folder that may be published: it is the Space's secret {TOKENS}",
+    "record": "what a Space writes is lost when it restarts; record on a machine of yours",
+}
+OF_SPACE = ("space", "tasks", "insecure", "trust_proxy", *NOT_WITH_SPACE)  # never carried over
 
 
 @app.command(
@@ -22,6 +33,7 @@ LOOPBACK = "127.0.0.1"
     epilog="Example: lmrl serve --tasks wordle,maze --port 8000",
 )
 def serve(
+    ctx: typer.Context,
     tasks: Annotated[str, typer.Option(help="Ids by commas, or all.")] = "all",
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than this machine's need --token-file.")
@@ -30,7 +42,10 @@ def serve(
     port_file: Annotated[Path | None, typer.Option(help="File that the URL is written to once it answers.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the port.")] = 1,
     token_file: Annotated[
-        Path | None, typer.Option(help="File with bearer tokens, one a line, that clients need.")
+        Path | None,
+        typer.Option(
+            help=f"File with bearer tokens, one a line, that clients need; {TOKENS} in the environment adds to it."
+        ),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without a token.")] = False,
     option: Annotated[list[str] | None, typer.Option(help="Option of the environments, as NAME=VALUE.")] = None,
@@ -51,22 +66,32 @@ def serve(
     session_seconds: Annotated[float, typer.Option(help="No session is longer.")] = 21600.0,
     actions_per_second: Annotated[float, typer.Option(help="Most of one session; faster ones wait.")] = 1000.0,
     message_bytes: Annotated[int, typer.Option(min=1024, help="Longest message of a client.")] = 65536,
-    grace: Annotated[float, typer.Option(help="Seconds for running episodes when the server is told to end.")] = 30.0,
-    ping: Annotated[float, typer.Option(help="Seconds between pings, and for which one may go unanswered.")] = 20.0,
+    grace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds for running episodes when the server is told to end.")
+    ] = 30.0,
+    ping: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between pings, and for which one may go unanswered.")
+    ] = 20.0,
     trust_proxy: Annotated[
         bool, typer.Option("--trust-proxy", help="Take clients' addresses from a proxy's headers.")
     ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+    space: Annotated[
+        Path | None,
+        typer.Option(help="Serve nothing, but write a folder that is a Hugging Face docker Space serving the same."),
+    ] = None,
 ) -> None:
     """Serve environments to other processes and machines, over OpenEnv's websocket."""
     from env_servers.processes import Settings, address_of, bind, is_loopback, run_server
     from env_servers.sessions import Limits
 
     tokens = [] if token_file is None else read_tokens(token_file)
-    if not is_loopback(host) and not tokens and not insecure:
+    if TOKENS in os.environ and space is None:
+        tokens += parse_tokens(os.environ[TOKENS].split(), f"the environment variable {TOKENS}")
+    if space is None and not is_loopback(host) and not tokens and not insecure:
         raise ValueError(
-            f"--host {host} lets other machines in: give --token-file, or --insecure if anybody may play (behind a "
-            "proxy that asks for a password, say)"
+            f"--host {host} lets other machines in: give --token-file or {TOKENS}, or --insecure if anybody may play "
+            "(behind a proxy that asks for a password, say)"
         )
     if log_level not in ("debug", "info", "warning", "error"):
         raise ValueError(f"--log-level is {log_level!r}; allowed: debug, info, warning, error")
@@ -81,11 +106,15 @@ def serve(
         actions_per_second=actions_per_second,
         message_bytes=message_bytes,
     )
-    listening = bind(host, port)
-    url = address_of(listening)
+    listening = bind(host, port) if space is None else None
     served, lacking = choose_tasks(tasks, parse_environment(option, partner, partner_option))
     for task, why in lacking.items():
         typer.echo(f"not served: {task}: {why}", err=True)
+    if listening is None:
+        assert space is not None
+        _write_space(space, served, ctx)
+        return
+    url = address_of(listening)
 
     def tell() -> None:
         typer.echo(f"serving {', '.join(served)} on {url}")
@@ -112,6 +141,28 @@ def serve(
         raise typer.Exit(status)
 
 
+def _write_space(folder: Path, served: Mapping[str, Mapping[str, Any]], ctx: typer.Context) -> None:
+    """Write a Space that is served with the options that were given here."""
+    from env_servers.space import write_space
+
+    words: list[str] = []
+    for parameter in ctx.command.params:
+        name, flag = str(parameter.name), parameter.opts[0]
+        source = ctx.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        if name in NOT_WITH_SPACE:
+            raise ValueError(f"leave {flag} out with --space: {NOT_WITH_SPACE[name]}")
+        if name in OF_SPACE:
+            continue
+        given = ctx.params[name]
+        for value in given if isinstance(given, list | tuple) else [given]:
+            words += [flag] if value is True else [flag, str(value)]
+    write_space(folder, served, words)
+    typer.echo(f"wrote {folder}, which serves {', '.join(served)}")
+    typer.echo(f"a Space: lmrl push-space {folder} --repo NAMESPACE/NAME; an image: docker build {folder}")
+
+
 def read_tokens(path: Path) -> list[str]:
     """Tokens from a file, one a line; `#` begins a comment.
 
@@ -120,14 +171,26 @@ def read_tokens(path: Path) -> list[str]:
         OSError: The file cannot be read.
     """
     lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
-    tokens = [line for line in lines if line]
+    return parse_tokens([line for line in lines if line], str(path))
+
+
+def parse_tokens(tokens: list[str], where: str) -> list[str]:
+    """The tokens, if they can be ones.
+
+    Args:
+        tokens: As they were found.
+        where: For messages, which never hold a token.
+
+    Raises:
+        ValueError: There is none, or one is short enough to be guessed.
+    """
     if not tokens:
         raise ValueError(
-            f"{path} holds no token; write one, such as: python -c 'import secrets; print(secrets.token_hex(32))'"
+            f"{where} holds no token; write one, such as: python -c 'import secrets; print(secrets.token_hex(32))'"
         )
     for number, token in enumerate(tokens):
         if len(token) < 16 or not token.isascii() or " " in token:
-            raise ValueError(f"token {number} of {path} is no token: at least 16 ASCII characters without a space")
+            raise ValueError(f"token {number} of {where} is no token: at least 16 ASCII characters without a space")
     return tokens
 
 

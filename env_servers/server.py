@@ -15,7 +15,8 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from importlib import resources
 from importlib.metadata import version
 from typing import Any
@@ -26,6 +27,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from env_servers import metrics, wire
+from env_servers.partners import GUARDED
 from env_servers.sessions import Rooms, Session
 from env_servers.task import TaskSpec
 from env_servers.tasks import load_task
@@ -35,7 +37,9 @@ logger = logging.getLogger("lmrl.server")
 
 SUBPROTOCOL = "lmrl"  # a page cannot set headers: it offers this and `token.<base64url>`
 # Close codes of the websocket protocol (RFC 6455, and IANA's list for 1012 to 1014).
-GOING_AWAY, UNSUPPORTED, TOO_BIG, FAILED, RESTART, TRY_LATER = 1001, 1003, 1009, 1011, 1012, 1013
+GOING_AWAY, FAILED, TRY_LATER = 1001, 1011, 1013
+CLOSE_CODES = {wire.CAPACITY: TRY_LATER, wire.SESSION: GOING_AWAY}
+MOST_KEPT = 16  # frames of a client that waits for a session
 OPEN_ROUTES = ("/", "/health", "/ready")  # what is told without a token
 
 
@@ -161,16 +165,14 @@ class _Keeper:
 
     async def read(self, request: Request) -> Any:
         """A JSON body; None where it is none, or too long."""
-        import json
-
         body = b""
         async for part in request.stream():
             body += part
             if len(body) > self.rooms.limits.message_bytes:
                 return None
         try:
-            return json.loads(body)
-        except (ValueError, RecursionError):
+            return wire.load(body.decode())
+        except ValueError:
             return None
 
     # HTTP -----------------------------------------------------------------------------------------------------
@@ -185,14 +187,21 @@ class _Keeper:
             "lmrl": {
                 "protocol": wire.PROTOCOL,
                 "step_seconds": self.rooms.limits.step_seconds,
+                "queue_seconds": self.rooms.limits.queue_seconds,
                 "tasks": {name: self._describe(name) for name in ([task] if task else self.rooms.tasks)},
             },
         }
         return told
 
     def _describe(self, task: str) -> dict[str, Any]:
-        spec = load_task(task).spec
-        return {"version": spec.version, "partner": self.rooms.partners.get(task)}
+        own, hidden = self.rooms.tasks[task], self.rooms.hidden(task)
+        return {
+            "version": load_task(task).spec.version,
+            "partner": self.rooms.partners.get(task),
+            # Who the partner is says enough; how it was found may name files and addresses of the host's.
+            "options": {name: value for name, value in own.items() if name not in hidden and name not in GUARDED},
+            "hidden": sorted(hidden),
+        }
 
     async def tasks(self) -> dict[str, Any]:
         return {"tasks": [_spec_row(load_task(task).spec) for task in self.rooms.tasks]}
@@ -248,75 +257,84 @@ class _Keeper:
                 session.end = frames.stop
                 await _play(session, frames)
         except WireError as problem:
-            await frames.close(problem, TRY_LATER if problem.code == wire.CAPACITY else FAILED)
+            await frames.close(problem, CLOSE_CODES.get(problem.code, FAILED))
         except WebSocketDisconnect:
             pass
+        except Exception:  # what it was is for the log alone
+            logger.exception("a session failed")
+            await frames.close(WireError(wire.SESSION, "the server failed; the session is over"), FAILED)
         finally:
-            frames.leave()
             if session is not None:
-                await self.rooms.release(session)
+                self.rooms.release(session)
 
     async def _admit(self, frames: _Frames, client: str, task: str | None) -> Session | None:
         """A session, or None where the client left while it waited."""
         if self.rooms.has_room:
             return await self.rooms.admit(client, task)
-        waiting = asyncio.ensure_future(self.rooms.admit(client, task))
-        first = asyncio.ensure_future(frames.peek())
+        waiting = asyncio.create_task(self.rooms.admit(client, task))
+        leaving = asyncio.create_task(frames.keep())
         try:
-            await asyncio.wait({waiting, first}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done() and first.done() and first.result():
-                return None
-            if not waiting.done():
-                await waiting
-            return waiting.result()
-        finally:
-            if not waiting.done():
-                waiting.cancel()
-                with contextlib.suppress(asyncio.CancelledError, WireError):
-                    await waiting
+            await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            for one in (waiting, leaving):
+                one.cancel()
+            await asyncio.wait({waiting, leaving})
+        except BaseException:
+            waiting.cancel()
+            waiting.add_done_callback(self._give_back)
+            leaving.cancel()
+            raise
+        return None if waiting.cancelled() else waiting.result()
+
+    def _give_back(self, waiting: asyncio.Task[Session]) -> None:
+        """A place that came for somebody who is not there any more."""
+        if not waiting.cancelled() and waiting.exception() is None:
+            self.rooms.release(waiting.result())
 
     async def reap(self) -> None:
         """End the sessions whose lease is over, and when the server goes down, those that play nothing."""
         while True:
             await asyncio.sleep(0.25)
             now, limits = time.monotonic(), self.rooms.limits
+            if self.rooms.draining:
+                self.rooms.drain()
             for session in list(self.rooms.sessions):
                 if now - session.opened > limits.session_seconds:
                     why = f"a session lasts at most {limits.session_seconds:g} s"
-                elif not session.busy and now - session.heard > limits.idle_seconds:
+                # While it is busy it is answered, or does not take the answer.
+                elif now - session.heard > limits.idle_seconds + session.busy * limits.step_seconds:
                     why = f"no message for {limits.idle_seconds:g} s"
                 elif self.rooms.draining and not session.playing and not session.busy:
                     why = "the server is going down"
                 else:
                     continue
-                if session.end is not None:
-                    session.end(WireError(wire.SESSION, f"the session is over: {why}", fatal=True))
+                end, session.end = session.end, None
+                if end is not None:
+                    end(WireError(wire.SESSION, f"the session is over: {why}", fatal=True))
 
 
 class _Frames:
-    """A websocket as frames of text, from which a session can be ended from outside."""
+    """A websocket as frames of text, from which a session can be ended from outside; made in the task that reads it."""
 
     def __init__(self, socket: WebSocket) -> None:
         self.socket = socket
-        self._kept: asyncio.Task[Any] | None = None
+        self._kept: deque[Any] = deque()
         self._stopped: WireError | None = None
-        self._reading: asyncio.Task[Any] | None = None
+        self._task = asyncio.current_task()
+        self._waits = False
 
     def stop(self, why: WireError) -> None:
         """End the session as soon as it waits for its client."""
         self._stopped = why
-        if self._reading is not None:
-            self._reading.cancel()
+        if self._waits and self._task is not None:
+            self._task.cancel()
 
-    def leave(self) -> None:
-        if self._kept is not None:
-            self._kept.cancel()
-
-    async def peek(self) -> bool:
-        """Wait for the next frame without taking it; whether the client left instead."""
-        self._kept = asyncio.create_task(_read(self.socket))
-        message = await asyncio.shield(self._kept)
-        return bool(message["type"] == "websocket.disconnect")
+    async def keep(self) -> None:
+        """Keep what comes for later, until the client leaves."""
+        while len(self._kept) < MOST_KEPT:
+            self._kept.append(await self.socket.receive())
+            if self._kept[-1]["type"] == "websocket.disconnect":
+                return
+        await asyncio.Event().wait()
 
     async def read(self) -> str:
         """The next frame.
@@ -325,19 +343,7 @@ class _Frames:
             WireError: The session was ended, or the frame is binary.
             WebSocketDisconnect: The client left.
         """
-        if self._stopped is not None:
-            raise self._stopped
-        self._reading = asyncio.current_task()
-        try:
-            kept, self._kept = self._kept, None
-            message = await (self.socket.receive() if kept is None else kept)
-        except asyncio.CancelledError:
-            if self._stopped is None or self._reading is None:
-                raise
-            self._reading.uncancel()
-            raise self._stopped from None
-        finally:
-            self._reading = None
+        message = self._kept.popleft() if self._kept else await self._wait(self.socket.receive())
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", GOING_AWAY))
         text = message.get("text")
@@ -345,23 +351,42 @@ class _Frames:
             raise WireError(wire.INVALID_JSON, "the frame is binary; send JSON as text")
         return str(text)
 
-    async def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message."""
+    async def send(self, frame: str) -> None:
+        """Send a frame.
+
+        Raises:
+            WireError: The session was ended while the client took nothing.
+            WebSocketDisconnect: The client left.
+        """
         try:
-            await self.socket.send_text(wire.dump(message))
+            await self._wait(self.socket.send_text(frame))
         except RuntimeError as error:  # starlette's word for a socket that is closed
             raise WebSocketDisconnect(GOING_AWAY) from error
 
+    async def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Wait for the client, unless `stop` ends that."""
+        if self._stopped is not None:
+            coroutine.close()
+            raise self._stopped
+        self._waits = True
+        try:
+            return await coroutine
+        except asyncio.CancelledError:
+            if self._stopped is None or self._task is None:
+                raise
+            self._task.uncancel()
+            raise self._stopped from None
+        finally:
+            self._waits = False
+
     async def close(self, problem: WireError, code: int) -> None:
-        """Say why, and close."""
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):
-            await self.send(wire.error(problem))
-            if self.socket.application_state == WebSocketState.CONNECTED:
-                await self.socket.close(code)
-
-
-async def _read(socket: WebSocket) -> Any:
-    return await socket.receive()
+        """Say why, and close; not for long, since the client may take nothing any more."""
+        self._stopped = None
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError, TimeoutError):
+            async with asyncio.timeout(1):
+                await self.send(wire.dump(wire.error(problem)))
+                if self.socket.application_state == WebSocketState.CONNECTED:
+                    await self.socket.close(code)
 
 
 async def _play(session: Session, frames: _Frames) -> None:
@@ -374,7 +399,7 @@ async def _play(session: Session, frames: _Frames) -> None:
         except WireError as problem:
             if problem.fatal:
                 raise
-            reply = wire.error(problem)
+            reply = wire.dump(wire.error(problem))
         finally:
             session.busy = False
         if reply is None:

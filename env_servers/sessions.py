@@ -7,6 +7,7 @@ in it depends on its seeds alone. Nothing here knows of HTTP.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import secrets
@@ -22,7 +23,7 @@ from env_servers.executor import Moves
 from env_servers.metrics import Counts
 from env_servers.partners import GUARDED, KNOWLEDGE, Query
 from env_servers.seeding import episode_seed
-from env_servers.task import Env, EpisodeError, Step
+from env_servers.task import Env, EpisodeError, Pending, Step
 from env_servers.tasks import load_task, make_env
 from env_servers.trajectory import Trajectory, Turn
 from env_servers.wire import WireError
@@ -104,21 +105,21 @@ class Session:
         self._turns: list[Turn] = []
         self._invalid = 0
         self._observation = ""
-        self._messages: list[dict[str, str]] | None = None
+        self._messages: str | None = None  # so far, written
         self._asked: wire.Reset | None = None
         self._seed = 0
         self._answers_for = 0.0
         self._allowance = rooms.limits.actions_per_second
         self._allowed_at = self.opened
 
-    async def answer(self, frame: str) -> dict[str, Any] | None:
-        """What to send in reply to a frame; None where the client says goodbye.
+    async def answer(self, frame: str) -> str | None:
+        """The frame to send in reply to one; None where the client says goodbye.
 
         Raises:
             WireError: To be told to the client; the session is over where it is `fatal`.
         """
-        await self._slow_down()
         self.heard = time.monotonic()
+        await self._slow_down()
         message = wire.parse(frame)
         try:
             if message.type == "step":
@@ -126,13 +127,15 @@ class Session:
             if message.type == "reset":
                 return await self._reset(message)
             if message.type == "state":
-                return {"type": "state", "data": await self._state()}
+                return wire.dump({"type": "state", "data": await self._state()})
             if message.type == "mcp":
-                return {"type": "mcp", "data": wire.answer_mcp(message.data)}
+                return wire.dump({"type": "mcp", "data": wire.answer_mcp(message.data)})
             return None
         except WireError as problem:
             problem.request_id = message.request_id
             raise
+        finally:
+            self.heard = time.monotonic()
 
     async def _slow_down(self) -> None:
         """Wait where messages come faster than allowed: a bucket that holds one second's worth."""
@@ -143,7 +146,7 @@ class Session:
         if self._allowance < 0:
             await asyncio.sleep(-self._allowance / rate)
 
-    async def _reset(self, message: wire.Message) -> dict[str, Any]:
+    async def _reset(self, message: wire.Message) -> str:
         asked = wire.parse_reset(message.data)
         task = self.rooms.which(asked.task, self.path_task)
         options = self.rooms.options(task, asked.options)
@@ -153,30 +156,41 @@ class Session:
         self._asked, self.task, self.steps, self.episode_id = asked, task, 0, asked.episode_id or secrets.token_hex(8)
         self._turns, self._invalid = [], 0
         self._seed = secrets.randbits(62) if asked.seed is None else asked.seed
-        seed, fresh = self._seed, self._env is None or self._env_of != (task, options)
-        old = self._env
+        # As texts: to Python, but not to an environment or a record, 1, 1.0 and True are equal.
+        seed, fresh = self._seed, self._env is None or repr(self._env_of) != repr((task, options))
+        old, self._env = self._env, None  # until it is known to be well
 
-        def begin() -> tuple[Env, str]:
-            env = old
-            if env is None or fresh:
-                if old is not None:
+        def begin() -> tuple[Env | None, str]:
+            env = None if fresh else old
+            try:
+                if old is not None and fresh:
                     old.close()
-                env = make_env(task, options)
-            return env, env.reset(seed)
+                env = env or make_env(task, options)
+                return env, env.reset(seed)
+            except BaseException as error:
+                if env is not None:
+                    env.close()
+                if isinstance(error, ValueError | TypeError):  # of an option; no task's words for it name paths
+                    return None, str(error)
+                raise
 
-        self._env = None  # until it is known to be well
-        try:
-            self._env, self._observation = await self._run(begin, task)
-        except (ValueError, TypeError) as error:  # an option's value; texts of tasks name no paths of the server's
-            raise WireError(wire.VALIDATION, str(error)) from error
+        def spoilt(made: tuple[Env | None, str] | None) -> None:
+            for env in (old, made and made[0]):
+                if env is not None:
+                    self._discard(env)
+
+        env, self._observation = await self._run(begin, task, spoilt)
+        if env is None:
+            raise WireError(wire.VALIDATION, self._observation)
+        self._env = env
         self._env_of = (task, options)
         self.playing = True
         wanted = asked.metadata.get("messages", True)
-        self._messages = [{"role": "user", "content": self._observation}] if wanted else None
-        metadata = {"seed": self._seed, "episode_id": self.episode_id, "task": task, "version": self._env.spec.version}
+        self._messages = _written("user", self._observation) if wanted else None
+        metadata = {"seed": self._seed, "episode_id": self.episode_id, "task": task, "version": env.spec.version}
         return self._observe(None, Step.ongoing(self._observation, 0.0), message.request_id, metadata)
 
-    async def _step(self, message: wire.Message) -> dict[str, Any]:
+    async def _step(self, message: wire.Message) -> str:
         text = wire.parse_action(message.data)
         if not self.playing or self._env is None:
             what = "the episode is over" if self.steps else "there is no episode yet"
@@ -184,10 +198,10 @@ class Session:
         env, task = self._env, self.task
         assert task is not None
         began = time.monotonic()
-        outcome = await self._run(lambda: _submit(env, text), task)
+        outcome = await self._use(env, lambda: _submit(env, text), task)
         while isinstance(outcome, Query):
-            answer = await self._ask(env, outcome, task, began)
-            outcome = await self._run(lambda given=answer: env.receive(given), task)
+            given = await self._ask(env, outcome, task, began)
+            outcome = await self._use(env, functools.partial(env.receive, given), task)
         step: Step = outcome
         self.rooms.counts.time_step(task, time.monotonic() - began)
         self.steps += 1
@@ -196,9 +210,9 @@ class Session:
         if self.rooms.sink is not None:
             self._turns.append(Turn(self._observation, action, step.reward))
         if self._messages is not None:
-            self._messages.append({"role": "assistant", "content": action})
+            self._messages += "," + _written("assistant", action)
             if step.observation or not step.done:
-                self._messages.append({"role": "user", "content": step.observation})
+                self._messages += "," + _written("user", step.observation)
         self._observation = step.observation
         if step.done:
             await self._finish(env, step)
@@ -210,27 +224,31 @@ class Session:
         try:
             return await self.rooms.moves.ask(env.partner, query, max(left, 0.001))
         except TimeoutError:
-            raise self._lose(task, "timeout", self._late()) from None
+            why, message = "timeout", self._late()
         except EpisodeError as error:
             return error
-        except Exception as error:  # a partner's own mistake
+        except Exception:  # a partner's own mistake
             logger.exception("a partner of %s failed", task)
-            raise self._lose(task, "error", "the partner failed; the episode is lost") from error
+            why, message = "error", "the partner failed; the episode is lost"
+        self._discard(env)
+        raise self._lose(task, why, message)
 
-    async def _run(self, move: Any, task: str) -> Any:
-        """A move of the environment; what goes wrong in it loses the episode."""
+    async def _use(self, env: Env, move: Callable[[], Any], task: str) -> Any:
+        """A move of this environment, which is the session's again only if that went well; else it is closed."""
+        self._env = None
+        outcome = await self._run(move, task, lambda _: self._discard(env))
+        self._env = env
+        return outcome
+
+    async def _run(self, move: Callable[[], Any], task: str, spoilt: Callable[[Any], object]) -> Any:
+        """A move in another thread; what goes wrong in it loses the episode. `spoilt` is that of `Moves.run`."""
         try:
-            return await self.rooms.moves.run(move, self.rooms.limits.step_seconds)
+            return await self.rooms.moves.run(move, self.rooms.limits.step_seconds, spoilt)
         except TimeoutError:
             raise self._lose(task, "timeout", self._late()) from None
         except EpisodeError as error:
             logger.warning("an episode of %s failed: %s", task, error)
             raise self._lose(task, "failed", "something that the task needs failed; the episode is lost") from error
-        except (ValueError, TypeError):
-            if self.playing:
-                logger.exception("a move of %s failed", task)
-                raise self._lose(task, "error", "the environment failed; the episode is lost") from None
-            raise
         except Exception:
             logger.exception("a move of %s failed", task)
             raise self._lose(task, "error", "the environment failed; the episode is lost") from None
@@ -239,7 +257,7 @@ class Session:
         return f"the environment took longer than {self.rooms.limits.step_seconds:g} s; the episode is lost"
 
     def _lose(self, task: str, why: str, message: str) -> WireError:
-        """Give the episode up. Its environment is left to the thread that may still be in it."""
+        """Give the episode up. Its environment may still be at a move; it is closed after that."""
         self.rooms.counts.lost[task, why] += 1
         self._env, self._env_of, self.playing = None, None, False
         return WireError(wire.EXECUTION, message, fatal=True)
@@ -257,6 +275,7 @@ class Session:
                 await asyncio.wrap_future(self.rooms.sink.add(self._record(env, step)))
             except Exception as error:
                 logger.exception("an episode of %s could not be recorded", self.task)
+                self._discard(env)
                 raise self._lose(self.task, "record", "the episode could not be recorded; it is lost") from error
         self.playing = False
         self.episodes += 1
@@ -288,13 +307,9 @@ class Session:
             info={**env.info, SERVED: {"episode_id": self.episode_id, "named": fits}},
         )
 
-    def _observe(
-        self, reward: float | None, step: Step, request: str | int | None, metadata: dict[str, Any]
-    ) -> dict[str, Any]:
-        fields: dict[str, Any] = {"text": step.observation}
-        if self._messages is not None:
-            fields["messages"] = self._messages
-        fields |= {
+    def _observe(self, reward: float | None, step: Step, request: str | int | None, metadata: dict[str, Any]) -> str:
+        fields: dict[str, Any] = {
+            "text": step.observation,
             "terminated": step.terminated,
             "truncated": step.truncated,
             "end_reason": step.end_reason,
@@ -310,24 +325,24 @@ class Session:
             fields["metadata"] = {"info": {k: v for k, v in info.items() if k not in hidden or hidden[k] != v}}
         if request is not None:
             metadata["request_id"] = request
-        return wire.observation(fields, reward, step.done, metadata)
+        return wire.observation(fields, reward, step.done, metadata, self._messages)
 
     async def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"episode_id": self.episode_id, "step_count": self.steps, "task": self.task}
         env = self._env
         if env is not None and self.task is not None:
-            state["picture"] = await self._run(env.draw, self.task)
+            state["picture"] = await self._use(env, env.draw, self.task)
         return state
 
-    async def close(self) -> None:
-        """Free what the session holds."""
+    def close(self) -> None:
+        """Free what the session holds. An environment that is at a move is closed after it."""
         self._abandon("left")
         env, self._env = self._env, None
         if env is not None:
-            try:
-                await self.rooms.moves.run(env.close, self.rooms.limits.step_seconds)
-            except Exception:
-                logger.exception("an environment of %s could not be closed", self.task)
+            self._discard(env)
+
+    def _discard(self, env: Env) -> None:
+        self.rooms.moves.spare(env.close)
 
     def row(self, now: float) -> dict[str, Any]:
         """What `/sessions` tells of it."""
@@ -342,11 +357,16 @@ class Session:
         }
 
 
+def _written(role: str, content: str) -> str:
+    return wire.dump({"role": role, "content": content})
+
+
 def _submit(env: Env, text: str) -> Step | Query:
     """A move as far as it goes without a partner that has to be waited for; the task's own answers at once."""
     outcome = env.submit(text)
-    while not isinstance(outcome, Step) and env.partner is not None and env.partner.name == KNOWLEDGE:
+    while isinstance(outcome, Query) and env.partner is not None and env.partner.name == KNOWLEDGE:
         outcome = env.receive(env.partner.answer([outcome])[0])
+    assert not isinstance(outcome, Pending), "a server's environments are its own"
     return outcome
 
 
@@ -473,6 +493,13 @@ class Rooms:
         each = sum(self._lengths) / len(self._lengths) / self.limits.sessions
         return max(1, min(60, math.ceil(each * (len(self._waiting) + 1))))
 
+    def drain(self) -> None:
+        """Turn those away who wait. Who comes later, or begins an episode, is told that the server goes down."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(self.refuse("draining", "the server is going down"))
+
     def refuse(self, why: str, message: str) -> WireError:
         """Count a refusal; what to tell."""
         self.counts.refused[why] += 1
@@ -510,9 +537,12 @@ class Rooms:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            await asyncio.wait_for(turn, self.limits.queue_seconds)
+            async with asyncio.timeout(self.limits.queue_seconds):
+                await turn
+        except WireError:
+            raise
         except BaseException as error:
-            if turn.done() and not turn.cancelled():  # the place came, and nobody takes it
+            if turn.done() and not turn.cancelled() and turn.exception() is None:  # the place came, nobody takes it
                 self.used -= 1
                 self._call()
             elif turn in self._waiting:
@@ -525,7 +555,7 @@ class Rooms:
         """Give free places to those who wait, the longest first."""
         while self.used < self.limits.sessions and self._waiting:
             turn = self._waiting.popleft()
-            if turn.cancelled():
+            if turn.done():
                 continue
             self.used += 1
             turn.set_result(None)
@@ -535,11 +565,11 @@ class Rooms:
         if not self.by_client[client]:
             del self.by_client[client]
 
-    async def release(self, session: Session) -> None:
+    def release(self, session: Session) -> None:
         """End a session; its place is free at once, whatever its environment still does."""
         self.sessions.discard(session)
         self._leave(session.client)
         self.used -= 1
         self._lengths.append(time.monotonic() - session.opened)
         self._call()
-        await session.close()
+        session.close()

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from env_servers.policy import Policy
     from env_servers.scores import Normalisation
     from env_servers.trajectory import Trajectory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,25 @@ class Step(NamedTuple):
         return self.terminated or self.truncated
 
 
+class Pending(ABC, Generic[T]):
+    """What is under way on another machine: the first observation of an episode, or the result of an action.
+
+    Whoever plays many episodes lets all of them go as far, and then waits, so that they take the time of the slowest.
+    """
+
+    @abstractmethod
+    def wait(self, seconds: float | None = None) -> T:
+        """The result.
+
+        Args:
+            seconds: Most time to wait now; None waits until it is there or has failed.
+
+        Raises:
+            TimeoutError: It is not there yet; it may be waited for again.
+            EpisodeError: As in `Env.reset` and `Env.step`.
+        """
+
+
 class Env(ABC):
     """One environment, playing one episode at a time.
 
@@ -126,7 +147,8 @@ class Env(ABC):
 
     Where a partner speaks for the environment, `_step` may give a query for it in place of a result, and `_receive`
     takes the answer. `step` asks the partner itself; whoever plays many episodes calls `submit` and `receive`, and
-    asks for all of them at once.
+    asks for all of them at once. Where the environment is on another machine, `begin` and `submit` give what is under
+    way, and `reset` and `step` wait for it.
 
     Attributes:
         guarded: Options that reach out of the task (files, programs, networks, the machine's time), each with the
@@ -160,12 +182,18 @@ class Env(ABC):
             ValueError: The seed is negative.
             EpisodeError: Something outside the task failed.
         """
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(f"{self.spec.id}: the seed is {seed!r}; it must be an integer")
-        if seed < 0:
-            raise ValueError(f"{self.spec.id}: the seed is {seed}; it must not be negative")
+        self._check_seed(seed)
         self._playing, self._finished, self._waiting = True, False, False
         return self._reset(random.Random(seed))
+
+    def begin(self, seed: int, named: Mapping[str, Any] | None = None) -> str | Pending[str]:
+        """Like `reset`, as far as it goes without waiting for another machine.
+
+        Args:
+            seed: As in `reset`.
+            named: What records that are kept elsewhere call the episode: `split`, `index`, `policy`.
+        """
+        return self.reset(seed)
 
     def step(self, action: str) -> Step:
         """Play one action. Any string is allowed; one that the task does not understand costs what it says.
@@ -180,21 +208,21 @@ class Env(ABC):
         """
         outcome = self.submit(action)
         while not isinstance(outcome, Step):
-            assert self.partner is not None, "a task that asks has a partner"
-            outcome = self.receive(self.partner.answer([outcome])[0])
+            if isinstance(outcome, Pending):
+                outcome = outcome.wait()
+            else:
+                assert self.partner is not None, "a task that asks has a partner"
+                outcome = self.receive(self.partner.answer([outcome])[0])
         return outcome
 
-    def submit(self, action: str) -> Step | Query:
-        """Play one action as far as it goes without a partner. Arguments and errors are as in `step`.
+    def submit(self, action: str) -> Step | Query | Pending[Step]:
+        """Play one action as far as it goes without a partner or another machine. Arguments and errors are as in
+        `step`.
 
         Returns:
-            The result, or what `partner` has to be asked; its answer goes to `receive`.
+            The result; or what `partner` has to be asked, whose answer goes to `receive`; or what is under way.
         """
-        if not isinstance(action, str):
-            raise TypeError(f"{self.spec.id}: the action is {action!r}; it must be a string")
-        if not self._playing:
-            again = "the episode is over" if self._finished else "there is no episode yet"
-            raise RuntimeError(f"{self.spec.id}: {again}; call reset(seed) before step(action)")
+        self._check_action(action)
         if self._waiting:
             raise RuntimeError(f"{self.spec.id}: the partner has not answered yet; give its answer to receive(answer)")
         return self._keep(lambda: self._step(action.removesuffix("\n")))
@@ -230,6 +258,19 @@ class Env(ABC):
         if isinstance(outcome, Step) and outcome.done:
             self._playing, self._finished = False, True
         return outcome
+
+    def _check_seed(self, seed: int) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"{self.spec.id}: the seed is {seed!r}; it must be an integer")
+        if seed < 0:
+            raise ValueError(f"{self.spec.id}: the seed is {seed}; it must not be negative")
+
+    def _check_action(self, action: str) -> None:
+        if not isinstance(action, str):
+            raise TypeError(f"{self.spec.id}: the action is {action!r}; it must be a string")
+        if not self._playing:
+            again = "the episode is over" if self._finished else "there is no episode yet"
+            raise RuntimeError(f"{self.spec.id}: {again}; call reset(seed) before step(action)")
 
     @abstractmethod
     def _reset(self, rng: random.Random) -> str: ...

@@ -9,8 +9,9 @@ that a late reply is never taken for another's.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from env_servers.seeding import SPLITS
 
@@ -24,6 +25,7 @@ EXECUTION = "EXECUTION_ERROR"
 CAPACITY = "CAPACITY_REACHED"
 SESSION = "SESSION_ERROR"
 
+ENVELOPE = frozenset({"type", "data"})
 TYPES = ("reset", "step", "state", "close", "mcp")
 LONGEST_ID = 200  # characters of an episode's or request's id
 # Names in a reset's data that are no options of the environment.
@@ -115,6 +117,22 @@ class Reset(NamedTuple):
     metadata: Mapping[str, Any]
 
 
+def load(text: str) -> Any:
+    """Read JSON from a stranger, of which everything can be written again.
+
+    Raises:
+        UnicodeEncodeError: A text in it has half of a surrogate pair.
+        ValueError: It is no JSON, or nested too deeply, or has numbers that JSON does not have.
+    """
+    try:
+        given = _DECODER.decode(text)
+        if "\\ud" in text or "\\uD" in text:
+            _ENCODER.encode(given).encode()
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    return given
+
+
 def parse(frame: str) -> Message:
     """Read a client's frame.
 
@@ -122,27 +140,46 @@ def parse(frame: str) -> Message:
         WireError: It is no JSON, or no message.
     """
     try:
-        given = json.loads(frame)
-    except (ValueError, RecursionError):
+        given = load(frame)
+    except UnicodeEncodeError:
+        raise WireError(VALIDATION, "the frame has half of a surrogate pair, which is no character") from None
+    except ValueError:
         raise WireError(INVALID_JSON, 'the frame is no JSON; send {"type": "step", "data": {"text": "..."}}') from None
+    try:
+        return _read(given)
+    except WireError as problem:
+        problem.request_id = _request_id(given)
+        raise
+
+
+def _read(given: Any) -> Message:
     if not isinstance(given, dict):
         raise WireError(VALIDATION, f"the frame is a JSON {_kind(given)}; it must be an object with type and data")
     kind, data = given.get("type"), given.get("data", {})
     if not isinstance(kind, str) or kind not in TYPES:
         raise WireError(UNKNOWN_TYPE, f"unknown type {short(kind)}; known: {', '.join(TYPES)}")
-    if extra := sorted(set(given) - {"type", "data"}):
-        raise WireError(VALIDATION, f"unknown field {short(extra[0])} beside type and data")
+    if extra := given.keys() - ENVELOPE:
+        raise WireError(VALIDATION, f"unknown field {short(min(extra))} beside type and data")
     if not isinstance(data, dict):
         raise WireError(VALIDATION, f"data of {kind} is a JSON {_kind(data)}; it must be an object")
     metadata = data.get("metadata", {}) if kind in ("reset", "step") else {}
     if not isinstance(metadata, dict):
         raise WireError(VALIDATION, f"metadata of {kind} is a JSON {_kind(metadata)}; it must be an object")
     request = metadata.get("request_id")
-    if request is not None and (
-        isinstance(request, bool) or not isinstance(request, str | int) or len(str(request)) > LONGEST_ID
-    ):
+    if request is not None and not _is_id(request):
         raise WireError(VALIDATION, f"request_id must be a text or an integer of at most {LONGEST_ID} characters")
     return Message(kind, data, request)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool) and len(str(value)) <= LONGEST_ID
+
+
+def _request_id(given: Any) -> str | int | None:
+    """The request's id in a frame that is no message, if there is one: the answer to it has it, too."""
+    for name in ("data", "metadata", "request_id"):
+        given = given.get(name) if isinstance(given, dict) else None
+    return given if _is_id(given) else None
 
 
 def parse_action(data: Mapping[str, Any]) -> str:
@@ -158,8 +195,6 @@ def parse_action(data: Mapping[str, Any]) -> str:
     if not isinstance(text, str):
         given = "is missing" if "text" not in data else f"is a JSON {_kind(text)}"
         raise WireError(VALIDATION, f"the action's text {given}; an action is {{'text': '...'}}")
-    if not _encodable(text):
-        raise WireError(VALIDATION, "the action's text has half of a surrogate pair, which is no character")
     return text
 
 
@@ -173,12 +208,14 @@ def parse_reset(data: Mapping[str, Any]) -> Reset:
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise WireError(VALIDATION, f"the seed is {short(seed)}; allowed are integers in 0..2**63-1")
     for name, value in (("episode_id", episode_id), ("task", task)):
-        if value is not None and (not isinstance(value, str) or len(value) > LONGEST_ID or not _encodable(value)):
+        if value is not None and (not isinstance(value, str) or len(value) > LONGEST_ID):
             raise WireError(VALIDATION, f"{name} is {short(value)}; allowed are texts of up to {LONGEST_ID} characters")
     metadata = data.get("metadata", {})
     for name in metadata:
         if name not in RESET_METADATA:
             raise WireError(VALIDATION, f"unknown metadata {short(name)}; known: {', '.join(RESET_METADATA)}")
+    if not isinstance(metadata.get("messages", True), bool):
+        raise WireError(VALIDATION, f"metadata messages is {short(metadata['messages'])}; allowed: true, false")
     split, index, policy = (metadata.get(name) for name in ("split", "index", "policy"))
     if split is not None and split not in SPLITS:
         raise WireError(VALIDATION, f"split is {short(split)}; allowed: {', '.join(SPLITS)}")
@@ -193,11 +230,21 @@ def parse_reset(data: Mapping[str, Any]) -> Reset:
 
 
 def observation(
-    fields: Mapping[str, Any], reward: float | None, done: bool, metadata: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The message that answers a reset or a step."""
-    data = {"observation": fields, "reward": reward, "done": done, "metadata": metadata}
-    return {"type": "observation", "data": data}
+    fields: Mapping[str, Any], reward: float | None, done: bool, metadata: Mapping[str, Any], messages: str | None
+) -> str:
+    """The frame that answers a reset or a step.
+
+    Args:
+        fields: Of the observation; at least one.
+        reward: Of the step.
+        done: Whether the episode is over.
+        metadata: Of the reply.
+        messages: Those so far as `dump` writes them, with commas between; None leaves them out. An episode's messages
+            are in all of its observations, so each is written once and not again for every step that follows.
+    """
+    data = {"reward": reward, "done": done, "metadata": metadata, "observation": fields}
+    frame = dump({"type": "observation", "data": data})
+    return frame if messages is None else f'{frame[:-3]},"messages":[{messages}]}}}}}}'
 
 
 def error(problem: WireError) -> dict[str, Any]:
@@ -212,7 +259,7 @@ def error(problem: WireError) -> dict[str, Any]:
 
 def dump(message: Mapping[str, Any]) -> str:
     """A message as a frame. Numbers that JSON does not have are our own mistake."""
-    return json.dumps(message, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(message)
 
 
 def answer_mcp(request: Any) -> dict[str, Any]:
@@ -230,8 +277,18 @@ def answer_mcp(request: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}}
 
 
-def _encodable(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse(digits)
+
+
+# Made once: `json.loads` and `json.dumps` make a new one for every call with options.
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _kind(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from env_servers.cli import Partner, PartnerOption, Record
+from env_servers.cli import Partner, PartnerOption, Record, Servers
 
 eval_app = typer.Typer(add_completion=False)
 report_app = typer.Typer(add_completion=False)
@@ -45,6 +45,7 @@ def evaluate(
     option: Annotated[list[str] | None, typer.Option(help="Option of the environment, as NAME=VALUE.")] = None,
     partner: Partner = None,
     partner_option: PartnerOption = None,
+    env: Servers = None,
     record: Record = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew; an old log is moved aside.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Write report.html into the folder.")] = False,
@@ -86,6 +87,7 @@ def evaluate(
             dtype=dtype,
             device=device,
             record=record,
+            env=env,
             output=base if len(betas) == 1 else base / f"beta-{value:g}",
             overwrite=overwrite,
         )

@@ -77,7 +77,8 @@ class Header:
         batch: Most episodes at the same time.
         starts: SHA-256 of all starts.
         starts_from: Dataset that the starts come from, with its commit; None where the task itself gives them.
-        versions: Of lmrl, python and, where language models take part, of the packages that run or ask them.
+        versions: Of lmrl, python and, where language models take part, of the packages that run or ask them; `server`
+            names the servers that it was played on.
         created: When the run began, ISO 8601, UTC.
         partner: Name and revision of who speaks for the environment; None in a task without partner.
     """
@@ -112,9 +113,10 @@ def conflicts(old: Header, new: Header) -> list[Conflict]:
     """The settings that keep a log from being continued, in the header's order.
 
     When a run began does not matter, nor do the versions of the libraries, which change no more than the last
-    digits; ours does. The batch matters only to language models, whose arithmetic depends on it.
+    digits; ours does. Nor does it matter whether, and on which server, it was played: that has the same version of the
+    task, or nothing is played. The batch matters only to language models, whose arithmetic depends on it.
     """
-    ignored = {"created", *(f"versions.{name}" for name in ("python", "torch", "transformers", "openai"))}
+    ignored = {"created", *(f"versions.{name}" for name in ("python", "torch", "transformers", "openai", "server"))}
     if new.model.get("kind") == "scripted" and new.env_kwargs.get("partner", KNOWLEDGE) == KNOWLEDGE:
         ignored.add("batch")
     before, after = _flat(asdict(old)), _flat(asdict(new))

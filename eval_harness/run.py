@@ -12,21 +12,25 @@ import itertools
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from env_servers.cli import env_maker
 from env_servers.play import Failure, Played, Start, episode_starts, play
 from env_servers.policy import Policy
 from env_servers.task import Env
-from env_servers.tasks import load_task, make_env
+from env_servers.tasks import load_task
 from eval_harness.log import RESULTS, Header, RunLog, hash_starts, write_json
 from eval_harness.models import SCRIPTED, Decoding, load, parse_model
 from eval_harness.score import ScoredRun, score, to_record
+
+if TYPE_CHECKING:
+    from env_servers.client import RemoteEnvs
 
 
 class RunResult(NamedTuple):
@@ -57,6 +61,7 @@ def run(
     device: str = "auto",
     output: str | Path | None = None,
     record: str | Path | None = None,
+    env: str | Sequence[str] | None = None,
     overwrite: bool = False,
     progress: bool = True,
     token: str | bool | None = None,
@@ -85,6 +90,8 @@ def run(
         output: Folder of the log; None is `runs/<task>/<model>-seed<seed>`. With a log of the same run in it, the
             run is continued.
         record: File that the partner's answers are added to, each as soon as it is given; see `hub_datasets.replay`.
+        env: Servers that the environments are on (URLs), see `env_servers.client.remote_envs`; None has them here. It
+            changes no result, so a run may be continued elsewhere.
         overwrite: Move a log that is there aside, and begin anew.
         progress: Show a progress bar.
         token: As in `huggingface_hub`.
@@ -92,10 +99,14 @@ def run(
     Raises:
         ValueError: A setting is not allowed, or the folder holds a run with other settings.
         FileNotFoundError: There is no such model or dataset, or the task lacks its engine.
-        RuntimeError: Another process is writing the log, or not one episode could be finished.
+        RuntimeError: Another process is writing the log, or not one episode could be finished, or a server cannot be
+            reached or does not play the task as it is here.
     """
     load_task(task)  # wrong names and numbers are told before a model is loaded
     _check_counts(episodes, batch)
+    if env is not None:
+        with env_maker(env, record) as servers:
+            _remote(servers).check(task)
     ref = parse_model(model)
     decoding = Decoding(temperature, top_k, top_p, max_new_tokens, beta, rerank)
     loaded = load(ref, task, decoding, device=device, dtype=dtype, rendering=rendering, batch=batch, token=token)
@@ -111,6 +122,7 @@ def run(
         batch=batch,
         output=output,
         record=record,
+        env=env,
         overwrite=overwrite,
         progress=progress,
         token=token,
@@ -130,6 +142,7 @@ def evaluate_policy(
     batch: int = 32,
     output: str | Path | None = None,
     record: str | Path | None = None,
+    env: str | Sequence[str] | None = None,
     overwrite: bool = False,
     progress: bool = True,
     token: str | bool | None = None,
@@ -143,18 +156,19 @@ def evaluate_policy(
     """
     spec = load_task(task).spec
     _check_counts(episodes, batch)
-    starts, source = _starts(task, split, episodes, starts_from, env_kwargs, token)
     identity = dict(identity or {"kind": "policy", "name": policy.name, "revision": None})
     folder = Path(output) if output is not None else default_folder(task, str(identity["name"]), seed)
-    with _recorder(record) as recorder:  # what is wrong or missing is told before a log begins
-        env_maker = make_env if recorder is None else recorder.make_env
-        with closing(env_maker(task, starts[0].env_kwargs)) as env:
-            env.prepare()
-            partner = None if env.partner is None else {"name": env.partner.name, "revision": env.partner.revision}
+    with env_maker(env, record) as make:  # what is wrong or missing is told before a log begins
+        servers = None if env is None else _remote(make)
+        options = {**(servers.options(task) if servers else {}), **(env_kwargs or {})}
+        starts, source = _starts(task, split, episodes, starts_from, options, token)
+        with closing(make(task, starts[0].env_kwargs)) as one:
+            one.prepare()
+            partner = None if one.partner is None else {"name": one.partner.name, "revision": one.partner.revision}
         header = Header(
             task=task,
             task_version=spec.version,
-            env_kwargs=dict(env_kwargs or {}),
+            env_kwargs=options,
             model=identity,
             split=split,
             episodes=len(starts),
@@ -162,24 +176,23 @@ def evaluate_policy(
             batch=batch,
             starts=hash_starts(task, spec.version, starts),
             starts_from=source,
-            versions=_versions(identity, partner),
+            versions=_versions(identity, partner, servers),
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             partner=partner,
         )
-        scored = _run_into(folder, header, policy, starts, env_maker, overwrite=overwrite, progress=progress)
+        scored = _run_into(folder, header, policy, starts, make, overwrite=overwrite, progress=progress)
     return RunResult(folder, scored)
 
 
 EnvMaker = Callable[[str, Mapping[str, Any]], Env]
 
 
-def _recorder(path: str | Path | None) -> Any:
-    """A context that gives the recorder of a partner's answers, None where they are not recorded."""
-    if path is None:
-        return nullcontext()
-    from hub_datasets.recording import Recorder
+def _remote(make: EnvMaker) -> RemoteEnvs:
+    """What makes environments on servers, and knows what these say of themselves."""
+    from env_servers.client import RemoteEnvs
 
-    return Recorder(Path(path))
+    assert isinstance(make, RemoteEnvs), "with servers, environments are made there"
+    return make
 
 
 def _run_into(
@@ -298,12 +311,16 @@ def _starts(
     return starts, {"source": source.path, "revision": source.revision}
 
 
-def _versions(identity: Mapping[str, Any], partner: Mapping[str, str] | None) -> dict[str, str]:
-    kind = "" if partner is None else partner["name"].partition(":")[0]
+def _versions(
+    identity: Mapping[str, Any], partner: Mapping[str, str] | None, servers: RemoteEnvs | None
+) -> dict[str, str]:
+    # A server's partner runs there, with what is installed there.
+    kind = "" if partner is None or servers is not None else partner["name"].partition(":")[0]
     names = ["torch", "transformers"] if identity.get("kind") != SCRIPTED or kind == "model" else []
     names += ["openai"] if kind == "openai" else []
     own = {"lmrl": version("lmrl"), "python": platform.python_version()}
-    return own | {name: version(name) for name in names}
+    own |= {name: version(name) for name in names}
+    return own if servers is None else {**own, "server": servers.names}
 
 
 def _tell(console: Console, log: RunLog) -> None:

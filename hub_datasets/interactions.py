@@ -18,7 +18,7 @@ from datasets import get_dataset_config_names, get_dataset_split_names
 
 from dataset_cards.render import render_card
 from env_servers.partners import Answer, Interaction, Query
-from env_servers.task import EpisodeError
+from env_servers.task import EpisodeError, Step
 from env_servers.tasks import load_task, make_env
 from env_servers.trajectory import Trajectory
 from hub_datasets.build import dataset_info
@@ -156,6 +156,7 @@ def interactions_of(trajectory: Trajectory) -> list[Interaction]:
                 one = to_interaction(outcome, Answer(text), name, revision)
                 found.append(one._replace(understood=understood))
                 outcome = env.receive(Answer(text))
+            assert isinstance(outcome, Step), "the environment is here"
             if outcome.observation != observation or outcome.reward != turn.reward:
                 raise ValueError(
                     f"{trajectory.episode_id}: with its own words for answers it goes another way ({observation!r} "

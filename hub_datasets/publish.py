@@ -88,7 +88,7 @@ def _publish(
                 raise ValueError(f"{folder / file['path']} is not the file that was built; build the dataset again")
     api = HfApi(token=token)
     try:
-        _check_token(api, repo_id, create_pr)
+        check_token(api, repo_id, create_pr)
         if create_pr:
             api.dataset_info(repo_id)
         else:
@@ -118,8 +118,17 @@ def _refuse_local(manifests: list[Manifest]) -> None:
             )
 
 
-def _check_token(api: HfApi, repo_id: str, create_pr: bool) -> None:
-    """Refuse before any work what the Hub would refuse after the upload."""
+def check_token(api: HfApi, repo_id: str, create_pr: bool | None) -> None:
+    """Refuse before any work what the Hub would refuse after the upload.
+
+    Args:
+        api: With the token.
+        repo_id: What is to be written to.
+        create_pr: Whether it is by a pull request; None where there is no such way.
+
+    Raises:
+        PermissionError: There is no token, it only reads, or its user has no part in the namespace.
+    """
     if api.token is False or not (api.token or get_token()):
         raise PermissionError("there is no token; log in with `hf auth login`, or set HF_TOKEN")
     try:
@@ -136,10 +145,8 @@ def _check_token(api: HfApi, repo_id: str, create_pr: bool) -> None:
     namespace = repo_id.partition("/")[0]
     allowed = [user["name"], *(organisation["name"] for organisation in user.get("orgs", []))]
     if namespace not in allowed and not create_pr:
-        raise PermissionError(
-            f"{user['name']} cannot publish to {namespace!r}; allowed: {', '.join(allowed)}. To propose a change to "
-            "another's repository, pass --create-pr"
-        )
+        other = "" if create_pr is None else ". To propose a change to another's repository, pass --create-pr"
+        raise PermissionError(f"{user['name']} cannot publish to {namespace!r}; allowed: {', '.join(allowed)}{other}")
 
 
 def _commit(

@@ -358,6 +358,16 @@ class HubApplication:
         change_settings(self.store, call.repository, **changes)
         return JSONResponse({"private": call.repository.private, "gated": call.repository.gated})
 
+    @route("POST", r"/api/(?P<types>spaces)/(?P<id>[^/]+/[^/]+)/secrets")
+    async def secret(self, call: Call) -> Response:
+        """Set a secret of a Space, which nobody can read again."""
+        body = await call.json()
+        self.store.require_write(call.user, call.repository)
+        with call.repository.lock:
+            call.repository.secrets[body["key"]] = body["value"]
+            self.store.save(call.repository)
+        return JSONResponse([])
+
     @route("GET", _API + "/auth-check(?P<write>/write)?")
     async def auth_check(self, call: Call) -> Response:
         """Answer 200 if the user may read (or write) the repository."""
@@ -443,7 +453,8 @@ class HubApplication:
                 "pipeline_tag": card.get("pipeline_tag"),
             }
         if repository.type == "space":
-            summary["sdk"] = repository.sdk
+            subdomain = repository.id.replace("/", "-").lower()
+            summary |= {"sdk": repository.sdk, "subdomain": subdomain, "host": f"https://{subdomain}.hf.space"}
         return summary
 
     # ---- trees, history, references

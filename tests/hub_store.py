@@ -154,6 +154,7 @@ class Repository:
         id: "namespace/name".
         gated: False, "auto" or "manual"; files of a gated repository need membership or a grant.
         granted: Names of users with access to the files of a gated repository.
+        secrets: Of a Space, by name; nobody can read them through the API.
         branches: Commit sha per branch name; likewise ``tags`` and ``pull_requests`` (by "refs/pr/<n>").
         commits: All commits by sha.
         former_ids: Ids before moves; requests for them are redirected.
@@ -165,6 +166,7 @@ class Repository:
     gated: bool | str = False
     granted: list[str] = field(default_factory=list)
     sdk: str | None = None
+    secrets: dict[str, str] = field(default_factory=dict)
     created_at: str = ""
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)

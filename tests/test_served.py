@@ -435,7 +435,8 @@ def answers(sink: Any, *frames: tuple[str, dict[str, Any]]) -> tuple[list[Any], 
         session = await rooms.admit("me", None)
         for kind, data in frames:
             try:
-                replies.append(await session.answer(json.dumps({"type": kind, "data": data})))
+                reply = await session.answer(json.dumps({"type": kind, "data": data}))
+                replies.append(reply and json.loads(reply))
             except WireError as problem:
                 replies.append(problem)
         rooms.stop()

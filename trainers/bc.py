@@ -30,7 +30,7 @@ from trainers.adapters import lora_config, lora_settings
 from trainers.card import render_card
 from trainers.filters import check_rule, filter_trajectories
 from trainers.load import PolicyRecord, make_repository, push_policy, read_record
-from trainers.monitor import Measured, Measuring, reads_like, train_until_stopped
+from trainers.monitor import Measured, Measuring, check_env, reads_like, train_until_stopped
 from trainers.policy import LanguageModelPolicy
 from trainers.runs import (
     command_line,
@@ -257,6 +257,7 @@ def train_bc(
     lora_rank: int | None = None,
     lora_alpha: float | None = None,
     lora_targets: str | None = None,
+    env: str | None = None,
     report_to: str = "none",
     push_to_hub: str | None = None,
     private: bool = False,
@@ -289,6 +290,8 @@ def train_bc(
         eval_steps: Play episodes after every so many steps, and keep the weights with the best mean return, see
             `trainers.monitor`; 0 does not play, and keeps the last weights.
         eval_episodes: How many.
+        env: Servers that these are played on, see `env_servers.client.remote_envs`; None plays them here. It changes
+            no result.
         seed: Of first weights and order.
         report_to: Trackers that get what is logged: `none`, `tensorboard`, `wandb`, `trackio`, or several by commas.
         lora_rank: Learn adapters of this rank, which are merged into the weights at the end; None or 0 learns all
@@ -307,6 +310,7 @@ def train_bc(
         FileNotFoundError: There is no such dataset, model or repository.
         PermissionError: The Hub refused.
         ConnectionError: The Hub could not be reached.
+        EpisodeError: The servers could not, or do not play the task as it is here.
         KeyboardInterrupt: It was stopped; the same call goes on from there.
     """
     folder, state = Path(output_dir), processes()
@@ -320,6 +324,7 @@ def train_bc(
     if rule is not None:
         check_rule(rule)
     lora_settings(lora_rank, lora_alpha, lora_targets)
+    check_env(task, eval_steps, env)
     if push_to_hub is not None and state.is_main_process:
         make_repository(push_to_hub, private=private, token=token)
     data = resolve(source, revision, token)
@@ -351,7 +356,7 @@ def train_bc(
     checkpoint = open_run(folder, settings._asdict(), resume=resume, overwrite=overwrite)
     record, began = read_record(folder), time.monotonic()
     if record is None:
-        record = _learn(settings, folder, checkpoint, recipe, push_to_hub or folder.name, report_to, token)
+        record = _learn(settings, folder, checkpoint, recipe, push_to_hub or folder.name, env, report_to, token)
     seconds = time.monotonic() - began
     sha = push_policy(folder, push_to_hub, token=token) if push_to_hub and state.is_main_process else None
     state.wait_for_everyone()
@@ -364,6 +369,7 @@ def _learn(
     checkpoint: str | None,
     recipe: Recipe,
     name: str,
+    env: str | None,
     report_to: str,
     token: str | bool | None,
 ) -> PolicyRecord:
@@ -404,7 +410,7 @@ def _learn(
 
     measuring = None
     if settings.eval_steps:
-        measuring = Measuring(spec.id, settings.eval_steps, settings.eval_episodes, policy_of)
+        measuring = Measuring(spec.id, settings.eval_steps, settings.eval_episodes, policy_of, env)
         common |= measuring.arguments()
     lora = lora_settings(settings.lora_rank, settings.lora_alpha, settings.lora_targets)
     given = {

@@ -57,6 +57,12 @@ EvalSteps = Annotated[
     int, typer.Option(help="Play every so many steps and keep the best weights by mean return; 0 does not.", min=0)
 ]
 EvalEpisodes = Annotated[int, typer.Option(help="How many episodes it then plays.", min=1)]
+Env = Annotated[
+    str | None,
+    typer.Option(
+        help="Servers (`lmrl serve`) to play them on, such as ws://HOST:PORT; by default here.", metavar="URL"
+    ),
+]
 ReportTo = Annotated[str, typer.Option(help="none, tensorboard, wandb, trackio; several by commas.")]
 Seed = Annotated[int, typer.Option(help="Of first weights and order.")]
 PushToHub = Annotated[str | None, typer.Option(help="Repository to put the policy into.", metavar="NAMESPACE/NAME")]
@@ -109,6 +115,7 @@ def bc(
     memory: Memory = None,
     eval_steps: EvalSteps = 0,
     eval_episodes: EvalEpisodes = 128,
+    env: Env = None,
     seed: Seed = 0,
     report_to: ReportTo = "none",
     push_to_hub: PushToHub = None,
@@ -140,6 +147,7 @@ def bc(
         memory=memory,
         eval_steps=eval_steps,
         eval_episodes=eval_episodes,
+        env=env,
         seed=seed,
         report_to=report_to,
         push_to_hub=push_to_hub,
@@ -187,6 +195,7 @@ def ilql(
     max_length: MaxLength = None,
     eval_steps: EvalSteps = 0,
     eval_episodes: EvalEpisodes = 128,
+    env: Env = None,
     seed: Seed = 0,
     report_to: ReportTo = "none",
     push_to_hub: PushToHub = None,
@@ -231,6 +240,7 @@ def mc(
     max_length: MaxLength = None,
     eval_steps: EvalSteps = 0,
     eval_episodes: EvalEpisodes = 128,
+    env: Env = None,
     seed: Seed = 0,
     report_to: ReportTo = "none",
     push_to_hub: PushToHub = None,
@@ -243,7 +253,7 @@ def mc(
 
 
 # Options that do not change what is learned.
-AROUND = ("report_to", "push_to_hub", "private", "resume", "overwrite")
+AROUND = ("env", "report_to", "push_to_hub", "private", "resume", "overwrite")
 
 
 def _train_values(algorithm: str, options: dict[str, Any]) -> None:

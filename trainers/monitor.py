@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -19,9 +20,11 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 from transformers import TrainerCallback
 
+from env_servers.cli import env_maker
 from env_servers.play import episode_starts, play_through
 from env_servers.policy import Policy
 from env_servers.scores import EpisodeScore, summarize
+from env_servers.tasks import load_task
 from trainers.runs import processes
 from trainers.tokens import Renderer
 
@@ -37,12 +40,14 @@ class Measuring(NamedTuple):
         steps: Play after every so many steps of the optimiser.
         episodes: How many; their mean return decides which weights are kept.
         make_policy: From the model in training, unwrapped, to what plays.
+        env: Servers that the environments are on, see `env_servers.client.remote_envs`; None has them here.
     """
 
     task: str
     steps: int
     episodes: int
     make_policy: Callable[[Any], Policy]
+    env: str | None = None
 
     def arguments(self) -> dict[str, Any]:
         """What `transformers.TrainingArguments` need for it. Checkpoints are written as often as it plays."""
@@ -86,6 +91,30 @@ class Measured:
         return metrics
 
 
+def check_env(task: str, steps: int, env: str | None) -> None:
+    """Look for the servers that are to be played on, before anything is trained.
+
+    Args:
+        task: Task id.
+        steps: As in `Measuring`; 0 plays nothing.
+        env: As in `Measuring`.
+
+    Raises:
+        ValueError: Nothing is played, or all processes must call the model equally often, which servers upset.
+        EpisodeError: No server can be reached, or one does not play the task as it is here.
+    """
+    if env is None:
+        return
+    if not steps:
+        raise ValueError(f"env is {env}, but nothing is played; give eval_steps (--eval-steps), too")
+    if processes().distributed_type not in WHOLE_WEIGHTS:
+        raise ValueError(
+            f"env is {env}, and the weights are divided among processes, which then have to play in step; play here"
+        )
+    with env_maker(env) as servers, closing(servers(task, load_task(task).spec.test_starts[0])) as one:
+        one.prepare()
+
+
 def reads_like(renderer: Renderer) -> dict[str, Any]:
     """The options of `LanguageModelPolicy` with which it reads episodes as a run's renderer does."""
     return {
@@ -101,10 +130,12 @@ def _play(measuring: Measuring, model: Any) -> list[EpisodeScore]:
     divide = state.distributed_type in WHOLE_WEIGHTS
     mine = slice(state.process_index, None, state.num_processes) if divide else slice(None)
     starts = list(episode_starts(measuring.task, "validation", range(measuring.episodes)))[mine]
-    played = play_through(measuring.task, measuring.make_policy(model.eval()), starts)
-    scores = [
-        EpisodeScore(t.episode_return, t.success, t.num_turns, t.num_invalid) for t in (p.trajectory for p in played)
-    ]
+    with env_maker(measuring.env) as make:
+        played = play_through(measuring.task, measuring.make_policy(model.eval()), starts, env_maker=make)
+        scores = [
+            EpisodeScore(t.episode_return, t.success, t.num_turns, t.num_invalid)
+            for t in (p.trajectory for p in played)
+        ]
     return gather_object(scores) if divide and state.num_processes > 1 else scores
 
 

@@ -215,7 +215,7 @@ class LanguageModelPolicy:
         for context in contexts:
             if context.spec.id != self.renderer.spec.id:
                 raise ValueError(f"{self.name} plays {self.renderer.spec.id!r}, not {context.spec.id!r}")
-        prompts = [self.renderer.prompt_ids(context.history, context.observation) for context in contexts]
+        prompts = [self._prompt_ids(context) for context in contexts]
         uniforms = [self._uniforms(context.rng) for context in contexts]
         answer = self._choose if self.sampling.rerank else self._generate
         actions: dict[int, Action] = {}
@@ -226,6 +226,9 @@ class LanguageModelPolicy:
             answers = answer([prompts[row] for row in rows], [uniforms[row] for row in rows])
             actions.update(zip(rows, answers, strict=True))
         return [actions[number] for number in range(len(contexts))]
+
+    def _prompt_ids(self, context: Context) -> list[int]:
+        return self.renderer.prompt_ids(context.history, context.observation)
 
     def _uniforms(self, rng: random.Random) -> list[float]:
         """One number per new token. One draw from the episode's generator, however many tokens are used."""
@@ -308,8 +311,12 @@ def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 @contextmanager
 def with_generation_config(model: Any, config: GenerationConfig) -> Iterator[None]:
     """The model with that generation config in place of its own."""
-    own, model.generation_config = model.generation_config, config
+    # PEFT's `generate` copies the config to the model inside, so that one is put back as well.
+    holders = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
+    own = [holder.generation_config for holder in holders]
+    model.generation_config = config
     try:
         yield
     finally:
-        model.generation_config = own
+        for holder, before in zip(holders, own, strict=True):
+            holder.generation_config = before

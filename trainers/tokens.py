@@ -161,6 +161,26 @@ class Renderer:
             f"{observation[:80]!r}"
         )
 
+    def continued_ids(self, ids: Sequence[int], turns: int, observation: str) -> list[int] | None:
+        """Like `prompt_ids`, but the past is kept as the ids that the policy was given and sampled itself.
+
+        A text can be spelled by several rows of ids. A policy that learns from what it said has to read on from the
+        very ids that it sampled, since those are what it is trained on.
+
+        Args:
+            ids: The last prompt and the action sampled on it. A terminator that it lacks is put behind it.
+            turns: Number of finished turns.
+            observation: The newest observation.
+
+        Returns:
+            The prompt, or None where it has to be made anew by `prompt_ids`: turns are to be left out of it.
+        """
+        if self.memory is not None and turns > self.memory:
+            return None
+        end = () if ids[-1] in self.stop_ids else self._end
+        prompt = [*ids, *end, *self._later(observation)]
+        return prompt if len(prompt) + self.action_room <= self.max_length else None
+
     def action_ids(self, text: str) -> list[int]:
         """Token ids of an action, its terminator included.
 
@@ -181,9 +201,12 @@ class Renderer:
     @functools.cached_property
     def stop_ids(self) -> frozenset[int]:
         """Ids that end an action: all that hold a newline (plain), or the end-of-turn token (chat)."""
-        if self.rendering == "chat":
-            return frozenset(self._action("a")[-1:])
-        return newline_ids(self.tokenizer)
+        return frozenset(self._end) if self.rendering == "chat" else newline_ids(self.tokenizer)
+
+    @property
+    def _end(self) -> tuple[int, ...]:
+        """Ids of the terminator."""
+        return self._action("a")[-1:] if self.rendering == "chat" else self._action("")
 
     def _tokenize(self, piece: str) -> tuple[int, ...]:
         # In a chat piece the template's special tokens are meant; in plain text their spelling is only text.

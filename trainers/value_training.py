@@ -24,7 +24,7 @@ from trainers.card import render_card
 from trainers.ilql import ILQLConfig, ILQLModel, ILQLTrainer, ValueConfig, ValueTrainer
 from trainers.load import PolicyRecord, find_policy, load_body, make_repository, push_policy, read_record
 from trainers.mc import MCModel
-from trainers.monitor import Measuring, reads_like, train_until_stopped
+from trainers.monitor import Measuring, check_env, reads_like, train_until_stopped
 from trainers.runs import (
     behavior_memory,
     command_line,
@@ -110,6 +110,7 @@ def train_values(
     run: ValueRun,
     output_dir: str | Path,
     *,
+    env: str | None = None,
     report_to: str = "none",
     push_to_hub: str | None = None,
     private: bool = False,
@@ -133,6 +134,7 @@ def train_values(
             `adapters.lora_settings` for this, `lora_alpha` and `lora_targets`. `eval_steps` and `eval_episodes` as in
             `trainers.bc.train_bc`. `processes` is filled in.
         output_dir: Folder of the run, see `trainers.runs`.
+        env: As in `trainers.bc.train_bc`.
         report_to: As in `trainers.bc.train_bc`.
         push_to_hub: Repository to put the policy into.
         private: Make a new repository private.
@@ -146,11 +148,13 @@ def train_values(
         FileNotFoundError: There is no such dataset, model or repository.
         PermissionError: The Hub refused.
         ConnectionError: The Hub could not be reached.
+        EpisodeError: The servers could not, or do not play the task as it is here.
         FloatingPointError: Training diverged.
         KeyboardInterrupt: It was stopped; the same call goes on from there.
     """
     folder, state = Path(output_dir), processes()
     _check(run)
+    check_env(run.task, run.eval_steps, env)
     if push_to_hub is not None and state.is_main_process:
         make_repository(push_to_hub, private=private, token=token)
     data = resolve(run.source, run.revision, token)
@@ -160,7 +164,7 @@ def train_values(
     checkpoint = open_run(folder, run._asdict(), resume=resume, overwrite=overwrite)
     record, began = read_record(folder), time.monotonic()
     if record is None:
-        record = _learn(run, folder, checkpoint, push_to_hub or folder.name, report_to, token)
+        record = _learn(run, folder, checkpoint, push_to_hub or folder.name, env, report_to, token)
     seconds = time.monotonic() - began
     sha = push_policy(folder, push_to_hub, token=token) if push_to_hub and state.is_main_process else None
     state.wait_for_everyone()
@@ -190,7 +194,13 @@ def _check(run: ValueRun) -> None:
 
 
 def _learn(
-    run: ValueRun, folder: Path, checkpoint: str | None, name: str, report_to: str, token: str | bool | None
+    run: ValueRun,
+    folder: Path,
+    checkpoint: str | None,
+    name: str,
+    env: str | None,
+    report_to: str,
+    token: str | bool | None,
 ) -> PolicyRecord:
     spec, state = load_task(run.task).spec, processes()
     if state.device.type == "cpu":
@@ -236,7 +246,7 @@ def _learn(
     }
     measuring = None
     if run.eval_steps:
-        measuring = Measuring(run.task, run.eval_steps, run.eval_episodes, _player(run, model, renderer, name))
+        measuring = Measuring(run.task, run.eval_steps, run.eval_episodes, _player(run, model, renderer, name), env)
         common |= measuring.arguments()
     given: dict[str, Any] = {
         "train_dataset": merged,

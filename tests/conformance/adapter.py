@@ -1,0 +1,138 @@
+"""`to_openenv_environment` with the real `openenv`: its `create_app` serves every task, its `GenericEnvClient` plays.
+
+Run in a virtual environment that has openenv (the tests' own has not), with this checkout on PYTHONPATH:
+
+    python tests/conformance/adapter.py [TASK ...]
+
+Every episode is played in this process first, and has to read and pay the same through openenv.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from openenv import GenericEnvClient
+from openenv.core.env_server import create_app
+
+from env_servers.openenv_adapter import OpenEnvParts, to_openenv_environment
+from env_servers.play import episode_starts, play
+from env_servers.tasks import load_task, make_policy, task_ids
+from env_servers.trajectory import Trajectory
+
+SESSIONS = 4  # that play one task at the same time
+
+
+@contextlib.contextmanager
+def serving(parts: OpenEnvParts) -> Iterator[str]:
+    """A server that openenv makes of the classes, in a thread; its address."""
+    app = create_app(
+        parts.environment, parts.action, parts.observation, state_cls=parts.state, max_concurrent_envs=SESSIONS + 1
+    )
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def expected_episodes(task: str, options: dict[str, Any]) -> list[Trajectory]:
+    """Episodes that a scripted policy plays in this process, of different seeds."""
+    name = "random" if "random" in load_task(task).policies else next(iter(load_task(task).policies))
+    starts = episode_starts(task, "train", range(SESSIONS), options)
+    played = [one.trajectory for one in play(task, make_policy(task, name), starts)]
+    return sorted(played, key=lambda episode: episode.index)
+
+
+async def play_again(client: Any, episode: Trajectory, rng: random.Random) -> None:
+    """Play the episode's actions through openenv, and compare all that comes back."""
+    result = await client.reset(seed=episode.seed, episode_id=episode.episode_id)
+    about = result.observation["metadata"]
+    assert about == {
+        "seed": episode.seed, "episode_id": episode.episode_id, "task": episode.task, "version": episode.task_version,
+    }, about  # fmt: skip
+    assert result.reward is None and result.done is False
+    messages = [{"role": "user", "content": result.observation["text"]}]
+    for number, turn in enumerate(episode.turns):
+        seen = result.observation
+        assert seen["text"] == turn.observation and seen["messages"] == messages, (number, seen)
+        await asyncio.sleep(rng.random() * 0.002)
+        result = await client.step({"text": turn.action})
+        assert result.reward == turn.reward, (number, result)
+        assert result.done is (number == episode.num_turns - 1), (number, result)
+        messages.append({"role": "assistant", "content": turn.action})
+        if result.observation["text"] or not result.done:
+            messages.append({"role": "user", "content": result.observation["text"]})
+    seen = result.observation
+    told = [seen[name] for name in ("terminated", "truncated", "end_reason", "success")]
+    assert told == [episode.terminated, episode.truncated, episode.end_reason, episode.success], told
+    assert (seen["text"] or None) == episode.final_observation and "info" in seen["metadata"]
+    state = await client.state()
+    assert (state["episode_id"], state["step_count"]) == (episode.episode_id, episode.num_turns), state
+
+
+async def refused(what: Any, *words: str) -> None:
+    """Await what has to fail, with these words."""
+    try:
+        result = await what
+    except RuntimeError as error:
+        assert all(word in str(error) for word in words), str(error)
+    else:
+        raise AssertionError(f"expected an error with {words}, got {result}")
+
+
+async def check(task: str, url: str, episodes: list[Trajectory]) -> None:
+    """All episodes at once, in sessions of their own; then what has to be an error."""
+
+    async def one(number: int) -> None:
+        async with GenericEnvClient(base_url=url) as client:
+            for episode in (episodes[number], episodes[0]):  # a session plays one after another
+                await play_again(client, episode, random.Random(number))
+            await refused(client.step({"text": "x"}), "over")
+
+    await asyncio.gather(*(one(number) for number in range(SESSIONS)))
+    async with GenericEnvClient(base_url=url) as client:
+        await refused(client.step({"text": "x"}), "reset before step")
+        await refused(client.reset(seed=-1), "allowed are integers")
+        await refused(client.reset(no_such_option=1), "no_such_option")
+        await refused(client.reset(task="nothing"), "nothing")
+        await refused(client.step({"words": "x"}), "Invalid message")
+        first = await client.reset()
+        again = await client.reset(seed=first.observation["metadata"]["seed"])
+        assert again.observation["text"] == first.observation["text"]
+        step = await client.step({"text": "x", "metadata": {"request_id": 7}})
+        assert step.observation["metadata"]["request_id"] == 7
+
+
+def main(tasks: list[str]) -> None:
+    """Check the tasks."""
+    for task in tasks or task_ids():
+        began = time.monotonic()
+        options = dict(load_task(task).spec.repeatable)
+        episodes = expected_episodes(task, options)
+        with serving(to_openenv_environment(task, options)) as url:
+            asyncio.run(check(task, url, episodes))
+        turns = sum(episode.num_turns for episode in episodes)
+        print(
+            f"{task}: {SESSIONS} sessions at once, {len(episodes)} episodes of {turns} turns twice, same as in process "
+            f"({time.monotonic() - began:.1f} s)"
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
