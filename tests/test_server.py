@@ -507,7 +507,9 @@ def test_other_machines_are_let_in_with_a_token_or_knowingly(tmp_path: Path, mon
         processes, "run_server", lambda settings, listening, _: seen.append(settings) or listening.close()
     )
     for host in ("0.0.0.0", "::", "example.org"):
-        with pytest.raises(ValueError, match="lets other machines in: give --token-file or LMRL_SERVE_TOKENS, or --insecure"):
+        with pytest.raises(
+            ValueError, match="lets other machines in: give --token-file or LMRL_SERVE_TOKENS, or --insecure"
+        ):
             command("--host", host)
     assert not seen
     command("--host", "0.0.0.0", "--insecure")
