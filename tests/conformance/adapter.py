@@ -1,4 +1,5 @@
-"""`to_openenv_environment` with the real `openenv`: its `create_app` serves every task, its `GenericEnvClient` plays.
+"""`to_openenv_environment` with the real `openenv`: its `create_app` serves every task; its `GenericEnvClient` plays,
+and then our own client does.
 
 Run in a virtual environment that has openenv (the tests' own has not), with this checkout on PYTHONPATH:
 
@@ -23,8 +24,11 @@ import uvicorn
 from openenv import GenericEnvClient
 from openenv.core.env_server import create_app
 
+from env_servers.client import remote_envs
 from env_servers.openenv_adapter import OpenEnvParts, to_openenv_environment
-from env_servers.play import episode_starts, play
+from env_servers.play import Start, episode_starts, play
+from env_servers.policy import ScriptedPolicy
+from env_servers.seeding import policy_seed
 from env_servers.tasks import load_task, make_policy, task_ids
 from env_servers.trajectory import Trajectory
 
@@ -51,12 +55,26 @@ def serving(parts: OpenEnvParts) -> Iterator[str]:
         thread.join(20)
 
 
+def starts_of(task: str, options: dict[str, Any]) -> list[Start]:
+    """Where an episode for each session begins."""
+    return list(episode_starts(task, "train", range(SESSIONS), options))
+
+
 def expected_episodes(task: str, options: dict[str, Any]) -> list[Trajectory]:
-    """Episodes that a scripted policy plays in this process, of different seeds."""
+    """Episodes that a scripted policy plays in this process."""
     name = "random" if "random" in load_task(task).policies else next(iter(load_task(task).policies))
-    starts = episode_starts(task, "train", range(SESSIONS), options)
-    played = [one.trajectory for one in play(task, make_policy(task, name), starts)]
-    return sorted(played, key=lambda episode: episode.index)
+    played = play(task, make_policy(task, name), starts_of(task, options))
+    return sorted((one.trajectory for one in played), key=lambda episode: episode.index)
+
+
+def our_client_plays(task: str, url: str, options: dict[str, Any], episodes: list[Trajectory]) -> None:
+    """The same through `remote_envs`. The policy knows the actions, since a scripted one asks what the server hides."""
+    name = episodes[0].behavior_policy
+    by_seed = {policy_seed(one.seed): one for one in episodes}
+    policy = ScriptedPolicy(name, lambda context: by_seed[context.seed].turns[len(context.history)].action)
+    with remote_envs(url) as servers:
+        played = play(task, policy, starts_of(task, options), slots=SESSIONS, env_maker=servers)
+        assert sorted((one.trajectory for one in played), key=lambda episode: episode.index) == episodes
 
 
 async def play_again(client: Any, episode: Trajectory, rng: random.Random) -> None:
@@ -127,9 +145,11 @@ def main(tasks: list[str]) -> None:
         episodes = expected_episodes(task, options)
         with serving(to_openenv_environment(task, options)) as url:
             asyncio.run(check(task, url, episodes))
+            our_client_plays(task, url, options, episodes)
         turns = sum(episode.num_turns for episode in episodes)
         print(
-            f"{task}: {SESSIONS} sessions at once, {len(episodes)} episodes of {turns} turns twice, same as in process "
+            f"{task}: {SESSIONS} sessions at once, {len(episodes)} episodes of {turns} turns twice, and by our client, "
+            f"same as in process "
             f"({time.monotonic() - began:.1f} s)"
         )
 
