@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hub_server import HubServer, client_environment
+from warm import Warm
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -41,13 +43,18 @@ def test_the_pages_commands_and_snippets_run_in_order(tmp_path: Path) -> None:
         sequence = [["Wordle:\n", 0.0], [" ".join(word) + "\n", 1.0], ["g g g g g\n", 0.0]]
         (work / name).write_text(json.dumps({"sequence": sequence, "reward": [0.0, 0.0], "done": True}))
     (work / "eval_harness").symlink_to(ROOT / "eval_harness")
-    with HubServer(tmp_path / "hub") as hub:
+    with HubServer(tmp_path / "hub") as hub, contextlib.ExitStack() as stack:
         environment = client_environment(hub, tmp_path / "home")
         environment["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+        warm = stack.enter_context(Warm(environment, work))
 
         def run(command: list[str]) -> None:
-            done = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True)
-            assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+            if command[0] in ("lmrl", sys.executable):
+                status, output = warm.run(command)
+            else:
+                done = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True)
+                status, output = done.returncode, done.stdout + done.stderr
+            assert status == 0, f"{shlex.join(command)}\n{output[-5000:]}"
 
         seen = 0
         for line in commands():
