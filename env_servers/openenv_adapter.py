@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from env_servers import wire
 from env_servers.partners import KNOWLEDGE
-from env_servers.sessions import Limits, Rooms
+from env_servers.rooms import Limits, Rooms
 from env_servers.task import Env, Step
 from env_servers.tasks import load_task, make_env
 

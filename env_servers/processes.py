@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import uvicorn
 
-    from env_servers.sessions import Limits, Sink
+    from env_servers.rooms import Limits, Sink
 
 logger = logging.getLogger("lmrl.server")
 
@@ -145,8 +145,11 @@ def _run_worker(
     logging.basicConfig(
         level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    told = logging.getLogger("uvicorn.error")
     # Its debugging shows the headers of websockets, and so the clients' tokens.
-    logging.getLogger("uvicorn.error").setLevel(max(logging.INFO, logging.root.level))
+    told.setLevel(max(logging.INFO, logging.root.level))
+    # uvicorn takes every handshake that is refused by a status for one that was forgotten. Here none is.
+    told.addFilter(lambda record: "without completing handshake" not in record.msg)
     _allow_many_files()
     server = make_server(settings, number, reports, on_ready)
     if reports is not None:
@@ -173,8 +176,8 @@ def make_server(
     """
     import uvicorn
 
+    from env_servers.rooms import Rooms
     from env_servers.server import create_app
-    from env_servers.sessions import Rooms
 
     rooms = Rooms(settings.tasks, settings.limits, sink=_open_sink(settings, number), reveal=settings.reveal)
     rooms.prepare()

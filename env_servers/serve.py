@@ -83,7 +83,7 @@ def serve(
 ) -> None:
     """Serve environments to other processes and machines, over OpenEnv's websocket."""
     from env_servers.processes import Settings, address_of, bind, is_loopback, run_server
-    from env_servers.sessions import Limits
+    from env_servers.rooms import Limits
 
     tokens = [] if token_file is None else read_tokens(token_file)
     if TOKENS in os.environ and space is None:

@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import functools
 import hashlib
-import hmac
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import resources
 from importlib.metadata import version
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from starlette.websockets import WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocketDisconnect
 
 from env_servers import metrics, wire
+from env_servers.doors import Tokens, bearer, deny, is_foreign, named, offered
+from env_servers.frames import GOING_AWAY, Frames, play
 from env_servers.partners import GUARDED
-from env_servers.sessions import Rooms, Session
+from env_servers.rooms import Rooms
+from env_servers.sessions import Session
 from env_servers.task import TaskSpec
 from env_servers.tasks import load_task
 from env_servers.wire import WireError
@@ -37,9 +36,8 @@ logger = logging.getLogger("lmrl.server")
 
 SUBPROTOCOL = "lmrl"  # a page cannot set headers: it offers this and `token.<base64url>`
 # Close codes of the websocket protocol (RFC 6455, and IANA's list for 1012 to 1014).
-GOING_AWAY, FAILED, TRY_LATER = 1001, 1011, 1013
+FAILED, TRY_LATER = 1011, 1013
 CLOSE_CODES = {wire.CAPACITY: TRY_LATER, wire.SESSION: GOING_AWAY}
-MOST_KEPT = 16  # frames of a client that waits for a session
 OPEN_ROUTES = ("/", "/health", "/ready")  # what is told without a token
 
 
@@ -136,14 +134,14 @@ class _Keeper:
     """What the routes share."""
 
     def __init__(self, rooms: Rooms, tokens: Sequence[str], others: Callable[[], list[Any]]) -> None:
-        self.rooms, self._tokens, self._others = rooms, [token.encode() for token in tokens], others
+        self.rooms, self._tokens, self._others = rooms, Tokens(tokens), others
 
     # Who may come in ------------------------------------------------------------------------------------------
 
     async def guard(self, request: Request, answer: Any) -> Response:
         """Ask for the token, and bound the body, before a route is reached."""
         path = request.url.path
-        if path not in OPEN_ROUTES and not path.endswith("/health") and not self._known(_bearer(request.headers)):
+        if path not in OPEN_ROUTES and not path.endswith("/health") and not self._tokens.know(bearer(request.headers)):
             return JSONResponse(
                 {"detail": "this server asks for a token; send it as Authorization: Bearer <token>"},
                 401,
@@ -153,15 +151,6 @@ class _Keeper:
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
         return response
-
-    def _known(self, token: bytes | None) -> bool:
-        """Whether the token is one of ours, in a time that does not depend on it."""
-        if not self._tokens:
-            return True
-        found = False
-        for own in self._tokens:
-            found |= hmac.compare_digest(own, token or b"")
-        return found
 
     async def read(self, request: Request) -> Any:
         """A JSON body; None where it is none, or too long."""
@@ -239,23 +228,23 @@ class _Keeper:
 
     async def serve(self, socket: WebSocket, task: str | None) -> None:
         """One session, from the handshake to the end."""
-        offered = socket.scope.get("subprotocols", [])
-        token = _bearer(socket.headers) or _offered(offered)
-        if not self._known(token):
-            await _deny(socket, 401, "this server asks for a token; send it as Authorization: Bearer <token>")
+        protocols = socket.scope.get("subprotocols", [])
+        token = bearer(socket.headers) or offered(protocols)
+        if not self._tokens.know(token):
+            await deny(socket, 401, "this server asks for a token; send it as Authorization: Bearer <token>")
             return
-        if _foreign(socket):
-            await _deny(socket, 403, "pages of other sites may not play here")
+        if is_foreign(socket):
+            await deny(socket, 403, "pages of other sites may not play here")
             return
-        await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-        client = _name(token) if token and self._tokens else (socket.client.host if socket.client else "?")
-        frames = _Frames(socket)
+        await socket.accept(SUBPROTOCOL if SUBPROTOCOL in protocols else None)
+        client = named(token) if token and self._tokens else (socket.client.host if socket.client else "?")
+        frames = Frames(socket)
         session: Session | None = None
         try:
             session = await self._admit(frames, client, task)
             if session is not None:
                 session.end = frames.stop
-                await _play(session, frames)
+                await play(session, frames)
         except WireError as problem:
             await frames.close(problem, CLOSE_CODES.get(problem.code, FAILED))
         except WebSocketDisconnect:
@@ -265,13 +254,13 @@ class _Keeper:
             await frames.close(WireError(wire.SESSION, "the server failed; the session is over"), FAILED)
         finally:
             if session is not None:
-                self.rooms.release(session)
+                session.close()
 
-    async def _admit(self, frames: _Frames, client: str, task: str | None) -> Session | None:
+    async def _admit(self, frames: Frames, client: str, task: str | None) -> Session | None:
         """A session, or None where the client left while it waited."""
         if self.rooms.has_room:
-            return await self.rooms.admit(client, task)
-        waiting = asyncio.create_task(self.rooms.admit(client, task))
+            return await Session.open(self.rooms, client, task)
+        waiting = asyncio.create_task(Session.open(self.rooms, client, task))
         leaving = asyncio.create_task(frames.keep())
         try:
             await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -288,7 +277,7 @@ class _Keeper:
     def _give_back(self, waiting: asyncio.Task[Session]) -> None:
         """A place that came for somebody who is not there any more."""
         if not waiting.cancelled() and waiting.exception() is None:
-            self.rooms.release(waiting.result())
+            waiting.result().close()
 
     async def reap(self) -> None:
         """End the sessions whose lease is over, and when the server goes down, those that play nothing."""
@@ -310,103 +299,6 @@ class _Keeper:
                 end, session.end = session.end, None
                 if end is not None:
                     end(WireError(wire.SESSION, f"the session is over: {why}", fatal=True))
-
-
-class _Frames:
-    """A websocket as frames of text, from which a session can be ended from outside; made in the task that reads it."""
-
-    def __init__(self, socket: WebSocket) -> None:
-        self.socket = socket
-        self._kept: deque[Any] = deque()
-        self._stopped: WireError | None = None
-        self._task = asyncio.current_task()
-        self._waits = False
-
-    def stop(self, why: WireError) -> None:
-        """End the session as soon as it waits for its client."""
-        self._stopped = why
-        if self._waits and self._task is not None:
-            self._task.cancel()
-
-    async def keep(self) -> None:
-        """Keep what comes for later, until the client leaves."""
-        while len(self._kept) < MOST_KEPT:
-            self._kept.append(await self.socket.receive())
-            if self._kept[-1]["type"] == "websocket.disconnect":
-                return
-        await asyncio.Event().wait()
-
-    async def read(self) -> str:
-        """The next frame.
-
-        Raises:
-            WireError: The session was ended, or the frame is binary.
-            WebSocketDisconnect: The client left.
-        """
-        message = self._kept.popleft() if self._kept else await self._wait(self.socket.receive())
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code", GOING_AWAY))
-        text = message.get("text")
-        if text is None:
-            raise WireError(wire.INVALID_JSON, "the frame is binary; send JSON as text")
-        return str(text)
-
-    async def send(self, frame: str) -> None:
-        """Send a frame.
-
-        Raises:
-            WireError: The session was ended while the client took nothing.
-            WebSocketDisconnect: The client left.
-        """
-        try:
-            await self._wait(self.socket.send_text(frame))
-        except RuntimeError as error:  # starlette's word for a socket that is closed
-            raise WebSocketDisconnect(GOING_AWAY) from error
-
-    async def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Wait for the client, unless `stop` ends that."""
-        if self._stopped is not None:
-            coroutine.close()
-            raise self._stopped
-        self._waits = True
-        try:
-            return await coroutine
-        except asyncio.CancelledError:
-            if self._stopped is None or self._task is None:
-                raise
-            self._task.uncancel()
-            raise self._stopped from None
-        finally:
-            self._waits = False
-
-    async def close(self, problem: WireError, code: int) -> None:
-        """Say why, and close; not for long, since the client may take nothing any more."""
-        self._stopped = None
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError, TimeoutError):
-            async with asyncio.timeout(1):
-                await self.send(wire.dump(wire.error(problem)))
-                if self.socket.application_state == WebSocketState.CONNECTED:
-                    await self.socket.close(code)
-
-
-async def _play(session: Session, frames: _Frames) -> None:
-    """Answer frames until the client leaves or the session ends."""
-    while True:
-        try:
-            frame = await frames.read()
-            session.busy = True
-            reply = await session.answer(frame)
-        except WireError as problem:
-            if problem.fatal:
-                raise
-            reply = wire.dump(wire.error(problem))
-        finally:
-            session.busy = False
-        if reply is None:
-            with contextlib.suppress(RuntimeError):
-                await frames.socket.close()
-            return
-        await frames.send(reply)
 
 
 @functools.cache
@@ -433,47 +325,3 @@ def _spec_row(spec: TaskSpec) -> dict[str, Any]:
         "max_return": spec.max_return,
         "actions": list(spec.actions),
     }
-
-
-def _bearer(headers: Mapping[str, str]) -> bytes | None:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip().encode() if scheme.lower() == "bearer" and token.strip() else None
-
-
-def _offered(subprotocols: Sequence[str]) -> bytes | None:
-    for one in subprotocols:
-        if one.startswith("token."):
-            text = one.removeprefix("token.")
-            with contextlib.suppress(binascii.Error, ValueError):
-                return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    return None
-
-
-def _name(token: bytes) -> str:
-    """A client by its token, in a form that may stand in a log."""
-    return "token " + hashlib.sha256(token).hexdigest()[:12]
-
-
-def _foreign(socket: WebSocket) -> bool:
-    """Whether a browser opened it for a page of another site: websockets know no CORS.
-
-    A proxy may put its own name for this server in place of the host that the browser asked, which it then tells
-    apart; a page cannot set that header.
-    """
-    origin = socket.headers.get("origin")
-    if origin is None:
-        return False
-    told = socket.headers.get("x-forwarded-host", "").partition(",")[0].strip()
-    try:
-        page = urlsplit(origin).netloc
-    except ValueError:
-        return True
-    return not page or page not in (socket.headers.get("host"), told)
-
-
-async def _deny(socket: WebSocket, status: int, message: str) -> None:
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    try:
-        await socket.send_denial_response(JSONResponse({"detail": message}, status, headers))
-    except RuntimeError:  # a server without that extension closes with 403
-        await socket.close()

@@ -27,7 +27,7 @@ from websockets.sync.client import ClientConnection, connect
 from env_servers import tasks
 from env_servers.partners import KNOWLEDGE, Answer, Query
 from env_servers.processes import Settings, address_of, bind, make_server
-from env_servers.sessions import Limits, Rooms
+from env_servers.rooms import Limits, Rooms
 from env_servers.task import Env, EpisodeError, Step, TaskSpec
 
 LMRL = str(Path(sys.executable).parent / "lmrl")

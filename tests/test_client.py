@@ -45,8 +45,8 @@ from env_servers.connections import background
 from env_servers.play import Failure, episode_starts, play, play_through
 from env_servers.policy import Context, ScriptedPolicy
 from env_servers.processes import address_of, bind
+from env_servers.rooms import Limits, Rooms
 from env_servers.server import create_app
-from env_servers.sessions import Limits, Rooms
 from env_servers.task import Env, EpisodeError, Pending
 from env_servers.tasks import load_task, make_env, make_policy, task_ids
 from env_servers.trajectory import Trajectory

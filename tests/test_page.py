@@ -17,8 +17,8 @@ from starlette.testclient import WebSocketDenialResponse
 
 from env_servers import tasks
 from env_servers.processes import address_of, bind
+from env_servers.rooms import Limits, Rooms
 from env_servers.server import create_app
-from env_servers.sessions import Limits, Rooms
 from env_servers.task import Env, EpisodeError, Step, TaskSpec
 from env_servers.tasks import make_env
 from hub_datasets.rows import from_row

@@ -32,8 +32,9 @@ from websockets.sync.client import connect
 
 from env_servers import wire
 from env_servers.play import episode_starts, play, replay
+from env_servers.rooms import Limits, Rooms
 from env_servers.seeding import episode_seed
-from env_servers.sessions import SERVED, Limits, Rooms
+from env_servers.sessions import SERVED, Session
 from env_servers.tasks import load_task, make_policy
 from env_servers.tasks.wordle import Wordle
 from env_servers.trajectory import Trajectory, Turn
@@ -432,7 +433,7 @@ def answers(sink: Any, *frames: tuple[str, dict[str, Any]]) -> tuple[list[Any], 
     async def run() -> tuple[list[Any], Rooms]:
         rooms, replies = Rooms({"wordle": {"spaced": False}}, Limits(), sink=sink), list[Any]()
         rooms.start()
-        session = await rooms.admit("me", None)
+        session = await Session.open(rooms, "me", None)
         for kind, data in frames:
             try:
                 reply = await session.answer(json.dumps({"type": kind, "data": data}))

@@ -18,6 +18,7 @@ import pytest
 import typer
 from serving import PATIENCE, Served, Talk, Trial, failure, fetch, lmrl_serve, served, trial, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 from env_servers import processes
 from env_servers.policy import Context
@@ -426,7 +427,7 @@ def test_limits_are_checked(value: float) -> None:
 
 
 def processes_limits(**limits: Any) -> Any:
-    from env_servers.sessions import Limits
+    from env_servers.rooms import Limits
 
     return Limits(**limits)
 
@@ -517,6 +518,20 @@ def test_other_machines_are_let_in_with_a_token_or_knowingly(tmp_path: Path, mon
     command("--host", "0.0.0.0", "--token-file", str(tmp_path / "tokens"))
     command("--host", "localhost")
     assert [settings.tokens for settings in seen] == [[], TOKENS, []]
+
+
+def test_who_is_turned_away_is_no_error_of_the_server(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(TOKENS[0])
+    with lmrl_serve(tmp_path, "--tasks", "maze", "--token-file", str(tmp_path / "tokens")) as (process, url):
+        for headers, status in (
+            ({"Authorization": f"Bearer {TOKENS[1]}"}, 401),
+            ({"Authorization": f"Bearer {TOKENS[0]}", "Origin": "http://example.org"}, 403),
+        ):
+            with pytest.raises(InvalidStatus) as refused:
+                connect(url.replace("http", "ws") + "/ws", additional_headers=headers)
+            assert refused.value.response.status_code == status
+        process.terminate()
+        assert process.communicate(timeout=30)[1] == ""
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from env_servers.executor import Moves
-from env_servers.sessions import Limits, Rooms, Session
+from env_servers.rooms import Limits, Rooms
+from env_servers.sessions import Session
 from env_servers.wire import WireError
 
 sys.path.insert(0, str(Path(__file__).parent / "conformance"))
@@ -378,7 +379,7 @@ def rooms_of(**limits: Any) -> Rooms:
 
 async def leave(rooms: Rooms, session: Session) -> None:
     """Release a session whose environment there is none of."""
-    rooms.release(session)
+    session.close()
 
 
 def test_a_place_is_lost_in_no_order_of_events() -> None:
@@ -386,34 +387,34 @@ def test_a_place_is_lost_in_no_order_of_events() -> None:
 
     async def play(order: int) -> None:
         rooms = rooms_of(sessions=1, queue_seconds=0.02)
-        first = await rooms.admit("a", None)
-        waiting = [asyncio.create_task(rooms.admit(name, None)) for name in "bc"]
+        first = await Session.open(rooms, "a", None)
+        waiting = [asyncio.create_task(Session.open(rooms, name, None)) for name in "bc"]
         await asyncio.sleep(0)
         assert rooms.waiting == 2
         if order == 0:  # called, and cancelled before it runs
-            rooms.release(first)
+            first.close()
             waiting[0].cancel()
         elif order == 1:
             waiting[0].cancel()
-            rooms.release(first)
+            first.close()
         elif order == 2:  # called just when its time is over
             time.sleep(0.03)
-            rooms.release(first)
+            first.close()
         elif order == 3:
             waiting[0].cancel()
             waiting[1].cancel()
-            rooms.release(first)
+            first.close()
         else:
-            rooms.release(first)
+            first.close()
             await asyncio.sleep(0)
             waiting[0].cancel()
         for result in await asyncio.gather(*waiting, return_exceptions=True):
             if isinstance(result, Session):
-                rooms.release(result)
+                result.close()
             else:
                 assert isinstance(result, asyncio.CancelledError | WireError)
         assert (rooms.used, rooms.waiting, rooms.by_client, rooms.sessions) == (0, 0, {}, set())
-        rooms.release(await rooms.admit("d", None))
+        (await Session.open(rooms, "d", None)).close()
         assert rooms.used == 0
 
     for order in range(5):
@@ -425,10 +426,10 @@ def test_who_waits_is_called_in_order() -> None:
         rooms, order = rooms_of(sessions=2), list[str]()
 
         async def come(name: str) -> None:
-            session = await rooms.admit(name, None)
+            session = await Session.open(rooms, name, None)
             order.append(name)
             await asyncio.sleep(0)
-            rooms.release(session)
+            session.close()
 
         await asyncio.gather(*(come(name) for name in "abcdefgh"))
         return order
