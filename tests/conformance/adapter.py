@@ -23,13 +23,14 @@ from typing import Any
 import uvicorn
 from openenv import GenericEnvClient
 from openenv.core.env_server import create_app
+from playing import expected_episodes, play_again, refused
 
 from env_servers.client import remote_envs
 from env_servers.openenv_adapter import OpenEnvParts, to_openenv_environment
 from env_servers.play import Start, episode_starts, play
 from env_servers.policy import ScriptedPolicy
 from env_servers.seeding import policy_seed
-from env_servers.tasks import load_task, make_policy, task_ids
+from env_servers.tasks import load_task, task_ids
 from env_servers.trajectory import Trajectory
 
 SESSIONS = 4  # that play one task at the same time
@@ -60,13 +61,6 @@ def starts_of(task: str, options: dict[str, Any]) -> list[Start]:
     return list(episode_starts(task, "train", range(SESSIONS), options))
 
 
-def expected_episodes(task: str, options: dict[str, Any]) -> list[Trajectory]:
-    """Episodes that a scripted policy plays in this process."""
-    name = "random" if "random" in load_task(task).policies else next(iter(load_task(task).policies))
-    played = play(task, make_policy(task, name), starts_of(task, options))
-    return sorted((one.trajectory for one in played), key=lambda episode: episode.index)
-
-
 def our_client_plays(task: str, url: str, options: dict[str, Any], episodes: list[Trajectory]) -> None:
     """The same through `remote_envs`. The policy knows the actions, since a scripted one asks what the server hides."""
     name = episodes[0].behavior_policy
@@ -77,50 +71,13 @@ def our_client_plays(task: str, url: str, options: dict[str, Any], episodes: lis
         assert sorted((one.trajectory for one in played), key=lambda episode: episode.index) == episodes
 
 
-async def play_again(client: Any, episode: Trajectory, rng: random.Random) -> None:
-    """Play the episode's actions through openenv, and compare all that comes back."""
-    result = await client.reset(seed=episode.seed, episode_id=episode.episode_id)
-    about = result.observation["metadata"]
-    assert about == {
-        "seed": episode.seed, "episode_id": episode.episode_id, "task": episode.task, "version": episode.task_version,
-    }, about  # fmt: skip
-    assert result.reward is None and result.done is False
-    messages = [{"role": "user", "content": result.observation["text"]}]
-    for number, turn in enumerate(episode.turns):
-        seen = result.observation
-        assert seen["text"] == turn.observation and seen["messages"] == messages, (number, seen)
-        await asyncio.sleep(rng.random() * 0.002)
-        result = await client.step({"text": turn.action})
-        assert result.reward == turn.reward, (number, result)
-        assert result.done is (number == episode.num_turns - 1), (number, result)
-        messages.append({"role": "assistant", "content": turn.action})
-        if result.observation["text"] or not result.done:
-            messages.append({"role": "user", "content": result.observation["text"]})
-    seen = result.observation
-    told = [seen[name] for name in ("terminated", "truncated", "end_reason", "success")]
-    assert told == [episode.terminated, episode.truncated, episode.end_reason, episode.success], told
-    assert (seen["text"] or None) == episode.final_observation and "info" in seen["metadata"]
-    state = await client.state()
-    assert (state["episode_id"], state["step_count"]) == (episode.episode_id, episode.num_turns), state
-
-
-async def refused(what: Any, *words: str) -> None:
-    """Await what has to fail, with these words."""
-    try:
-        result = await what
-    except RuntimeError as error:
-        assert all(word in str(error) for word in words), str(error)
-    else:
-        raise AssertionError(f"expected an error with {words}, got {result}")
-
-
 async def check(task: str, url: str, episodes: list[Trajectory]) -> None:
     """All episodes at once, in sessions of their own; then what has to be an error."""
 
     async def one(number: int) -> None:
         async with GenericEnvClient(base_url=url) as client:
             for episode in (episodes[number], episodes[0]):  # a session plays one after another
-                await play_again(client, episode, random.Random(number))
+                await play_again(client, episode, {}, random.Random(number))
             await refused(client.step({"text": "x"}), "over")
 
     await asyncio.gather(*(one(number) for number in range(SESSIONS)))
@@ -130,8 +87,12 @@ async def check(task: str, url: str, episodes: list[Trajectory]) -> None:
         await refused(client.reset(no_such_option=1), "no_such_option")
         await refused(client.reset(task="nothing"), "nothing")
         await refused(client.step({"words": "x"}), "Invalid message")
-        first = await client.reset()
-        again = await client.reset(seed=first.observation["metadata"]["seed"])
+        first = await client.reset(episode_id="first")
+        about = first.observation["metadata"]
+        assert about == {
+            "seed": about["seed"], "episode_id": "first", "task": task, "version": load_task(task).spec.version,
+        }, about  # fmt: skip
+        again = await client.reset(seed=about["seed"])
         assert again.observation["text"] == first.observation["text"]
         step = await client.step({"text": "x", "metadata": {"request_id": 7}})
         assert step.observation["metadata"]["request_id"] == 7
@@ -142,7 +103,7 @@ def main(tasks: list[str]) -> None:
     for task in tasks or task_ids():
         began = time.monotonic()
         options = dict(load_task(task).spec.repeatable)
-        episodes = expected_episodes(task, options)
+        episodes = expected_episodes(task, starts_of(task, options))
         with serving(to_openenv_environment(task, options)) as url:
             asyncio.run(check(task, url, episodes))
             our_client_plays(task, url, options, episodes)

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -22,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from openenv import GenericEnvClient
+from playing import expected_episodes, play_again, refused
 
-from env_servers.play import episode_starts, play
-from env_servers.tasks import load_task, make_policy, task_ids
+from env_servers.play import episode_starts
+from env_servers.tasks import load_task, task_ids
 from env_servers.trajectory import Trajectory
 
 HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
@@ -53,54 +55,14 @@ def serving(*arguments: str) -> Iterator[tuple[str, Path]]:
             server.wait(60)
 
 
-def expected_episodes(task: str) -> list[Trajectory]:
-    """Episodes of a scripted policy, played in this process."""
-    cls = load_task(task)
-    name = "random" if "random" in cls.policies else next(iter(cls.policies))
-    starts = episode_starts(task, "test", range(EPISODES), cls.spec.repeatable)
-    return sorted((one.trajectory for one in play(task, make_policy(task, name), starts)), key=lambda one: one.index)
-
-
-async def play_again(client: Any, episode: Trajectory, options: dict[str, Any]) -> None:
-    """Play an episode's actions through OpenEnv's client, and compare all that comes back."""
-    result = await client.reset(seed=episode.seed, episode_id=episode.episode_id, **options, **episode.env_kwargs)
-    assert result.reward is None and result.done is False
-    messages = [{"role": "user", "content": result.observation["text"]}]
-    for number, turn in enumerate(episode.turns):
-        seen = result.observation
-        assert seen["text"] == turn.observation and seen["messages"] == messages, (number, seen)
-        result = await client.step({"text": turn.action})
-        assert result.reward == turn.reward, (number, result)
-        assert result.done is (number == episode.num_turns - 1), (number, result)
-        messages.append({"role": "assistant", "content": turn.action})
-        if result.observation["text"] or not result.done:
-            messages.append({"role": "user", "content": result.observation["text"]})
-    seen = result.observation
-    told = [seen[name] for name in ("terminated", "truncated", "end_reason", "success")]
-    assert told == [episode.terminated, episode.truncated, episode.end_reason, episode.success], told
-    assert (seen["text"] or None) == episode.final_observation
-    state = await client.state()
-    assert (state["episode_id"], state["step_count"]) == (episode.episode_id, episode.num_turns), state
-
-
-async def refused(what: Any, *words: str) -> None:
-    """Await what has to fail with these words."""
-    try:
-        result = await what
-    except RuntimeError as error:
-        assert all(word in str(error) for word in words), str(error)
-    else:
-        raise AssertionError(f"expected an error with {words}, got {result}")
-
-
 async def check(task: str, url: str, episodes: Sequence[Trajectory]) -> None:
     """All episodes at once, half of them at the server's own address and half at the task's; then mistakes."""
 
     async def one(number: int) -> None:
-        own = number % 2 == 0
+        own, rng = number % 2 == 0, random.Random(number)
         async with GenericEnvClient(base_url=f"{url}/{task}" if own else url) as client:
             for episode in (episodes[number], episodes[0]):
-                await play_again(client, episode, {} if own else {"task": task})
+                await play_again(client, episode, {**episode.env_kwargs, **({} if own else {"task": task})}, rng)
             await refused(client.step({"text": "x"}), "the episode is over")
 
     await asyncio.gather(*(one(number) for number in range(EPISODES)))
@@ -116,7 +78,9 @@ async def check(task: str, url: str, episodes: Sequence[Trajectory]) -> None:
 def openenv_plays(url: str) -> None:
     """`GenericEnvClient` plays full episodes of every task."""
     for task in task_ids():
-        began, episodes = time.monotonic(), expected_episodes(task)
+        began = time.monotonic()
+        starts = list(episode_starts(task, "test", range(EPISODES), load_task(task).spec.repeatable))
+        episodes = expected_episodes(task, starts)
         asyncio.run(check(task, url, episodes))
         turns = sum(episode.num_turns for episode in episodes)
         print(
