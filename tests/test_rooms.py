@@ -73,6 +73,7 @@ ORDER = {
         "ilql",
         "mc",
         "value_training",
+        "grpo",
         "cli",
         "__main__",
     ],

@@ -15,12 +15,20 @@ ALGORITHMS = {
     "filtered_bc": "filtered behaviour cloning",
     "ilql": "implicit language Q-learning (ILQL)",
     "mc": "Monte Carlo returns",
+    "ppo": "multi-turn PPO on episodes that it played itself",
+    "grpo": "GRPO on episodes that it played itself",
 }
+ONLINE = ("ppo", "grpo")  # those that learn from their own episodes
 
 VALUE_LOSS = (
     "The loss regresses the values of the agent's tokens, with a conservative term; the behaviour policy stays as it "
     "is. When acting, the next token is drawn from its logits plus `beta` times the values."
 )
+ONLINE_LOSS = (
+    "In rounds it plays episodes of the train split and learns from them: the loss is clipped, and rewards are less a "
+    "penalty for saying what the policy that it began as would not say."
+)
+ONLINE_LIMITS = "It has learned what its own episodes paid for, which need not be what people mean by playing well."
 BC_LIMITS = "The policy imitates its data, and is no better than what the data shows."
 VALUE_LIMITS = (
     "The values are estimates from the data alone: where its episodes show no better way, the policy knows none, and "
@@ -50,12 +58,16 @@ def render_card(record: PolicyRecord, spec: TaskSpec, name: str, command: str) -
         front["base_model"] = record.base_model["source"]
     base = "random weights" if record.base_model is None else f"`{record.base_model['source']}`"
     data = f"`{source}` at revision `{revision}`" if on_hub else f"a local dataset, `{source}`"
+    if record.algorithm in ONLINE:
+        data = f"its own episodes{f', beside {data}' if source is not None else ''}"
     filtered = f", of which the filter `{record.filter}` kept a part" if record.filter else ""
     memory = {None: "the whole episode so far", 0: "the newest observation"}.get(
         record.memory, f"the last {record.memory} turns and the newest observation"
     )
     loss = VALUE_LOSS if record.kind == "values" else "The loss is cross entropy on the agent's tokens alone."
     limits = VALUE_LIMITS if record.kind == "values" else BC_LIMITS
+    if record.algorithm in ONLINE:
+        loss, limits = ONLINE_LOSS, ONLINE_LIMITS
     measured = "Not measured in training."
     if "best_return" in record.training:
         measured = (

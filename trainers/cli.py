@@ -252,6 +252,56 @@ def mc(
     _train_values("mc", locals())
 
 
+@app.command(
+    epilog="Example: lmrl train grpo --task maze --model maze-bc --episodes 64 --lr 1e-6 --output maze-grpo. Any field "
+    "of TRL's GRPOConfig: --option scale_rewards=none --option epsilon_high=0.28"
+)
+def grpo(
+    task: Task,
+    output: Output,
+    init: Annotated[
+        str, typer.Option(*INIT, help="The policy to begin with, as from `lmrl train bc`: folder or repository.")
+    ],
+    steps: Annotated[int, typer.Option(help="Gradient steps.", min=1)] = 100,
+    episodes: Annotated[int, typer.Option(help="Episodes of a step and process.", min=2)] = 64,
+    num_generations: Annotated[int, typer.Option(help="Episodes of one seed, a group.", min=2)] = 8,
+    lr: Rate = 1e-6,
+    beta: Annotated[float, typer.Option(help="Weight of the divergence from the first policy.", min=0)] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
+    starts: Annotated[int, typer.Option(help="Episodes of the train split that groups play.", min=1)] = 10_000,
+    max_completion_length: Annotated[
+        int, typer.Option(help="Most tokens from an episode's first action on; it is cut then.", min=2)
+    ] = 1024,
+    response_length: Annotated[int | None, typer.Option(help="Most tokens of an action.", min=1)] = None,
+    slots: Annotated[int | None, typer.Option(help="Episodes at the same time; by default all.", min=1)] = None,
+    rendering: Rendering = None,
+    max_length: MaxLength = None,
+    lora_rank: LoraRank = None,
+    lora_alpha: LoraAlpha = None,
+    lora_targets: LoraTargets = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="A field of TRL's GRPOConfig, as NAME=VALUE; may be repeated.")
+    ] = None,
+    eval_steps: EvalSteps = 0,
+    eval_episodes: EvalEpisodes = 128,
+    env: Env = None,
+    seed: Seed = 0,
+    report_to: ReportTo = "none",
+    push_to_hub: PushToHub = None,
+    private: Private = False,
+    resume: Resume = True,
+    overwrite: Overwrite = False,
+) -> None:
+    """GRPO by TRL: learn from groups of episodes that the policy plays itself."""
+    options = locals()
+    from trainers.grpo import GRPORun, train_grpo  # torch takes seconds, which --help need not wait for
+
+    around = {name: options.pop(name) for name in AROUND}
+    folder, words = options.pop("output"), options.pop("option") or ()
+    result = train_grpo(GRPORun(option=tuple(words), **options), folder, **around)
+    _tell(result, push_to_hub, task)
+
+
 # Options that do not change what is learned.
 AROUND = ("env", "report_to", "push_to_hub", "private", "resume", "overwrite")
 

@@ -218,17 +218,17 @@ def rollout_func_for(
         slots: Episodes at the same time; None is all.
         attempts: How often an episode is begun that something outside the task keeps from being finished.
     """
-    rounds = 0
+    step, rounds = -1, 0  # a run that is resumed draws what it would have drawn
     policy: RolloutPolicy | None = None
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         from trl.models.utils import unwrap_model_for_generation  # seconds, which others in this room need not wait for
 
-        nonlocal rounds, policy
+        nonlocal step, rounds, policy
         args = trainer.args
         starts = [_start(task, prompt, env_kwargs) for prompt in prompts]
-        seed = hash_seed("round", args.seed, trainer.state.global_step, rounds, trainer.accelerator.process_index)
-        rounds += 1
+        step, rounds = trainer.state.global_step, rounds + 1 if step == trainer.state.global_step else 0
+        seed = hash_seed("round", args.seed, step, rounds, trainer.accelerator.process_index)
         with unwrap_model_for_generation(
             trainer.model_wrapped,
             trainer.accelerator,
