@@ -160,12 +160,14 @@ WORDLE = Study(
 )
 
 
-def _questions(task: str, mc: str, ilql: str, paper: tuple[float, float, float, float]) -> Study:
+def _questions(task: str, beta: int, paper: tuple[float, float, float, float]) -> Study:
     """The two games of questions. What was said has to be held against all questions before it, which is learned late:
     filtered BC needs thousands of steps to use the answers. The values have its body; BC goes on from it with all of
-    the data, of which most is not worth imitating.
+    the data, of which most is not worth imitating. With tau 0.7, an expectile over luck, ILQL was no better than BC.
     """
     values = f"{_HEADS} --gamma 0.99 --head-bias -10 --cql-weight 0.1 --max-grad-norm 10 --batch-size 64"
+    mc = f"--lr 1.5e-3 --beta {beta} {_played(1200, 200, 4)}"
+    ilql = f"--tau 0.5 --target-rate 0.05 --lr 7e-4 --beta 4 {_played(600, 200, 4)}"
     return Study(
         task,
         "--train 300000 --validation 1000",
@@ -175,30 +177,13 @@ def _questions(task: str, mc: str, ilql: str, paper: tuple[float, float, float, 
                 "bc", f"--init tiny --filter top:8 --batch-size 64 --lr 4e-3 {_played(8000, 200)}", paper=paper[1]
             ),
             "bc": Method("bc", f"--batch-size 64 --lr 2e-3 {_played(800, 200, 4)}", base="filtered_bc", paper=paper[0]),
-            "mc": Method(
-                "mc",
-                f"{values} --lr 1.5e-3 {mc} {_played(1200, 200, 4)}",
-                base="bc",
-                trunk="filtered_bc",
-                paper=paper[2],
-            ),
-            "ilql": Method("ilql", f"{values} --target-rate 0.05 {ilql}", base="bc", trunk="mc", paper=paper[3]),
+            "mc": Method("mc", f"{values} {mc}", base="bc", trunk="filtered_bc", paper=paper[2]),
+            "ilql": Method("ilql", f"{values} {ilql}", base="bc", trunk="mc", paper=paper[3]),
         },
     )
 
 
-TWENTY_QUESTIONS = _questions(
-    "twenty_questions",
-    "--beta 2",
-    # With tau 0.7, an expectile over luck, it was no better than BC.
-    f"--tau 0.5 --lr 7e-4 --beta 4 {_played(600, 200, 4)}",
-    (-16.0, -14.6, -13.9, -14.2),
-)
-GUESS_MY_CITY = _questions(
-    "guess_my_city",
-    "--beta 4",
-    f"--tau 0.7 --lr 1.5e-3 --beta 4 {_played(1200, 200, 4)}",
-    (-17.0, -15.2, -11.2, -12.5),
-)
+TWENTY_QUESTIONS = _questions("twenty_questions", 2, (-16.0, -14.6, -13.9, -14.2))
+GUESS_MY_CITY = _questions("guess_my_city", 4, (-17.0, -15.2, -11.2, -12.5))
 
 SUITES: Mapping[str, tuple[Study, ...]] = {"cpu": (MAZE, MAZE_PO, TEXT_NAV, WORDLE, TWENTY_QUESTIONS, GUESS_MY_CITY)}
