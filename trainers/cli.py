@@ -253,6 +253,90 @@ def mc(
 
 
 @app.command(
+    epilog="Example: lmrl train ppo --task maze --model maze-bc --rollouts 128 --lr 1e-5 --output maze-ppo. On several "
+    "processes: torchrun --nproc_per_node 2 -m trainers ppo --task maze --model maze-bc --output maze-ppo"
+)
+def ppo(
+    task: Task,
+    output: Output,
+    init: Annotated[
+        str, typer.Option(*INIT, help="The policy to begin with, as from `lmrl train bc`: folder or repository.")
+    ],
+    rounds: Annotated[int, typer.Option(help="Rounds of playing and learning.", min=1)] = 100,
+    rollouts: Annotated[int, typer.Option(help="Episodes of a round, of all processes together.", min=1)] = 512,
+    slots: Annotated[int, typer.Option(help="Episodes at the same time, in each process.", min=1)] = 64,
+    num_ppo_epochs: Annotated[int, typer.Option(help="Passes over a round.", min=1)] = 4,
+    num_mini_batches: Annotated[int, typer.Option(help="Steps of the optimiser in a pass.", min=1)] = 4,
+    accumulation: Accumulation = 1,
+    lr: Rate = 1e-5,
+    schedule: Schedule = "constant",
+    adam_beta2: AdamBeta2 = 0.95,
+    max_grad_norm: MaxGradNorm = 1.0,
+    gamma: Gamma = 0.99,
+    lam: Annotated[float, typer.Option(help="Lambda of the generalised advantages.", min=0, max=1)] = 0.95,
+    discount: Discount = "token",
+    reward_scale: RewardScale = 1.0,
+    whiten_rewards: Annotated[
+        bool, typer.Option("--whiten-rewards", help="Give rewards variance 1 over a round, too.")
+    ] = False,
+    cliprange: Annotated[float, typer.Option(help="How far the ratio of probabilities may go from 1.", min=0)] = 0.2,
+    cliprange_value: Annotated[float, typer.Option(help="How far a value may go from the old one.", min=0)] = 0.2,
+    vf_coef: Annotated[float, typer.Option(help="Weight of the value loss.", min=0)] = 0.5,
+    kl_coef: Annotated[
+        float, typer.Option(help="Weight of the penalty on divergence from the first policy; 0 is none.", min=0)
+    ] = 0.01,
+    kl_estimator: Annotated[str, typer.Option(help="Of that divergence: k1 or k3.")] = "k1",
+    kl_target: Annotated[
+        float | None, typer.Option(help="Nats per token to adapt --kl-coef to; by default it is fixed.", min=0)
+    ] = None,
+    kl_horizon: Annotated[int, typer.Option(help="Episodes that adapting takes.", min=1)] = 10_000,
+    dataset: Annotated[
+        str | None, typer.Option(help="Imitate its episodes beside: folder, or dataset on the Hub.")
+    ] = None,
+    config: Config = None,
+    revision: Revision = None,
+    bc_coef: Annotated[float, typer.Option(help="Weight of that.", min=0)] = 1.0,
+    bc_batch_size: Annotated[int, typer.Option(help="Its sequences in a step.", min=1)] = 32,
+    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
+    response_length: Annotated[int | None, typer.Option(help="Most tokens of an action.", min=1)] = None,
+    max_episode_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens said in an episode, which is cut then.", min=1)
+    ] = None,
+    head_bias: HeadBias = 0.0,
+    rendering: Rendering = None,
+    max_length: MaxLength = None,
+    lora_rank: LoraRank = None,
+    lora_alpha: LoraAlpha = None,
+    lora_targets: LoraTargets = None,
+    alarm_kl: Annotated[float, typer.Option(help="Stop above so many nats per token; 0 never.", min=0)] = 5.0,
+    alarm_ratio: Annotated[float, typer.Option(help="The same, of the change in one round.", min=0)] = 1.0,
+    alarm_entropy: Annotated[float, typer.Option(help="Stop a worse policy below so many nats.", min=0)] = 0.001,
+    alarm_value_loss: Annotated[float, typer.Option(help="Stop above so many times the first one.", min=0)] = 10.0,
+    alarm_invalid: Annotated[float, typer.Option(help="Stop above this share of invalid actions.", min=0)] = 0.5,
+    save_rounds: Annotated[int, typer.Option(help="Rounds between checkpoints.", min=1)] = 1,
+    eval_rounds: Annotated[
+        int, typer.Option(help="Play every so many rounds and keep the best weights by mean return; 0 does not.", min=0)
+    ] = 0,
+    eval_episodes: EvalEpisodes = 128,
+    env: Env = None,
+    seed: Seed = 0,
+    report_to: ReportTo = "none",
+    push_to_hub: PushToHub = None,
+    private: Private = False,
+    resume: Resume = True,
+    overwrite: Overwrite = False,
+) -> None:
+    """Multi-turn PPO: learn from episodes that the policy plays itself."""
+    options = locals()
+    from trainers.ppo_training import PPORun, train_ppo  # torch takes seconds, which --help need not wait for
+
+    around = {name: options.pop(name) for name in AROUND}
+    folder, source = options.pop("output"), options.pop("dataset")
+    result = train_ppo(PPORun(source=source, **options), folder, **around)
+    _tell(result, push_to_hub, task)
+
+
+@app.command(
     epilog="Example: lmrl train grpo --task maze --model maze-bc --episodes 64 --lr 1e-6 --output maze-grpo. Any field "
     "of TRL's GRPOConfig: --option scale_rewards=none --option epsilon_high=0.28"
 )

@@ -49,14 +49,15 @@ class PolicyRecord:
     """The contents of `policy.json`.
 
     Attributes:
-        algorithm: `bc`, `filtered_bc`, `ilql` or `mc`.
+        algorithm: `bc`, `filtered_bc`, `ilql`, `mc` or `ppo`.
         task: Task id.
         task_version: Version of the task's rules and texts that it was trained under.
         rendering: `plain` or `chat`.
         memory: Turns of the past that it reads, None is all.
         max_length: Most tokens of prompt and action together.
         action_room: Tokens of those kept for the action, and the longest action it says.
-        dataset: `source` and `revision` of its training data, and `config` where one was chosen.
+        dataset: `source` and `revision` of its training data, and `config` where one was chosen; no source where it
+            learned from its own episodes alone.
         filter: Rule that the training data was filtered by, or None.
         base_model: `source` and `revision` of the model it began as, or None for one made from nothing.
         seed: Of training.

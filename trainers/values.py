@@ -42,7 +42,7 @@ def trunk_of(model: Any) -> Any:
     Raises:
         ValueError: The model has no body of its own.
     """
-    return _without_dropout(copy.deepcopy(_body_of(model)))
+    return without_dropout(copy.deepcopy(_body_of(model)))
 
 
 def lora_trunk(model: Any, settings: LoraSettings) -> Any:
@@ -53,7 +53,7 @@ def lora_trunk(model: Any, settings: LoraSettings) -> Any:
     Raises:
         ValueError: The model has no body of its own, has adapters already, or has no such layers.
     """
-    trunk = _without_dropout(_body_of(model))
+    trunk = without_dropout(_body_of(model))
     add_adapters(trunk, settings)
     return trunk
 
@@ -65,7 +65,7 @@ def _body_of(model: Any) -> Any:
     return body
 
 
-def _without_dropout(trunk: Any) -> Any:
+def without_dropout(trunk: Any) -> Any:
     """The trunk with all dropout at 0: a value that a target is made of must not be noise."""
     for module in trunk.modules():
         if isinstance(module, nn.Dropout):
