@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 import ilql_step
+import rollouts
 
 torch.set_num_threads(1)
 SHAPE = {"batch": 2, "tokens": 48, "layers": 3, "width": 64, "vocabulary": 2000}
@@ -84,3 +85,17 @@ def test_unknown_variants_are_named() -> None:
     assert ilql_step.variant_names("a,f") == ["a", "f"]
     with pytest.raises(argparse.ArgumentTypeError, match="no variant x; allowed: a, b, c, d, e, f"):
         ilql_step.variant_names("a,x")
+
+
+def test_all_ways_to_play_give_the_same_episodes(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """Of a model with random weights, whose actions are noise: only their number and their words are the task's."""
+    command = "rollouts.py --task wordle --init tiny --slots 2,4 --rounds 1 --repeats 1 --threads 1 --device cpu"
+    monkeypatch.setattr(sys, "argv", command.split())
+    rollouts.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["2"] * 4 + ["4"] * 4
+    for row in rows:
+        episodes, turns, seconds, rate, ratio, same = map(float, row[-6:])
+        assert (episodes, turns, same) == (4, 24, 1)  # six guesses, none of which is a word
+        assert rate == pytest.approx(episodes / seconds, rel=0.2) and ratio > 0
+    assert rows[0][-2] == "1.00"

@@ -60,6 +60,7 @@ ORDER = {
         "sharding",
         "values",
         "actor_critic",
+        "generation",
         "policy",
         "value_policy",
         "rollouts",

@@ -7,7 +7,7 @@ episode's generator, so what an episode does depends on no neighbour, up to roun
 
 from __future__ import annotations
 
-import inspect
+import functools
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,10 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from env_servers.policy import Action, Context
 from env_servers.task import TaskSpec
+from trainers.generation import KEPT_BYTES, Row, UnevenLayersError, Writer, Written, cache_name, forward_names
 from trainers.tokens import Memory, Renderer
+
+BLOCK = 256  # tokens whose probability is summed before one of them is looked for
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,41 @@ def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
     return torch.minimum(tokens, last)
 
 
+def draw_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Draw one token per row, as `draw` does from `sampling_logprobs`, in fewer passes over the vocabulary.
+
+    Args:
+        logits: The model's, shape (B, V).
+        uniforms: As in `draw`.
+        sampling: How to draw.
+
+    Returns:
+        Token ids and the log-probabilities that they were drawn with (float64), shape (B,) each.
+    """
+    few = logits.size(1) <= 4 * BLOCK
+    if few or sampling.temperature == 0 or 0 < sampling.top_k < logits.size(1) or sampling.top_p < 1:
+        logprobs = sampling_logprobs(logits, sampling)
+        tokens = draw(logprobs, uniforms)
+        return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    scores = scores / sampling.temperature if sampling.temperature != 1 else scores
+    greatest = scores.max(1, keepdim=True).values
+    weights = torch.nn.functional.pad((scores - greatest).exp_(), (0, -scores.size(1) % BLOCK))
+    blocks = weights.view(len(weights), -1, BLOCK)
+    cumulative = blocks.sum(2, dtype=torch.float64).cumsum(1)
+    total = cumulative[:, -1:]
+    targets = uniforms[:, None] * total
+    last = (cumulative < total).sum(1, keepdim=True)
+    block = torch.minimum(torch.searchsorted(cumulative, targets, right=True), last)
+    before = torch.nn.functional.pad(cumulative, (1, 0)).gather(1, block)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, 1, BLOCK))[:, 0].double().cumsum(1)
+    last = (inside < inside[:, -1:]).sum(1, keepdim=True)
+    place = torch.minimum(torch.searchsorted(inside, targets - before, right=True), last)
+    chosen = block * BLOCK + place
+    logprobs = (scores.gather(1, chosen) - greatest).double() - total.log()
+    return chosen[:, 0], logprobs[:, 0]
+
+
 class Drawing(LogitsProcessor):
     """Draws each row's token and leaves only that one, so that greedy `generate` takes it.
 
@@ -116,10 +154,9 @@ class Drawing(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Arguments and result as in transformers: ids (B, T), scores (B, V)."""
-        logprobs = sampling_logprobs(scores, self._sampling)
-        tokens = draw(logprobs, self._uniforms[:, len(self.logprobs)])[:, None]
-        self.logprobs.append(logprobs.gather(1, tokens)[:, 0])
-        return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)
+        tokens, logprobs = draw_tokens(scores, self._uniforms[:, len(self.logprobs)], self._sampling)
+        self.logprobs.append(logprobs)
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
 
 
 class LanguageModelPolicy:
@@ -137,6 +174,7 @@ class LanguageModelPolicy:
         action_room: As in `Renderer`; a larger `sampling.max_new_tokens` takes its place.
         batch_size: Most prompts in one call of the model.
         revision: Commit of the repository, or hash of the folder, that the model is from.
+        kept_bytes: Most memory for what is kept of episodes between their turns, see `trainers.generation`.
 
     Raises:
         ValueError: As in `Renderer`, or `max_length` is more than the model has positions.
@@ -156,6 +194,7 @@ class LanguageModelPolicy:
         action_room: int | None = None,
         batch_size: int = 64,
         revision: str | None = None,
+        kept_bytes: int = KEPT_BYTES,
     ) -> None:
         self.model, self.name, self.revision = model.eval(), name, revision
         self.sampling, self.batch_size = sampling or Sampling(), batch_size
@@ -178,7 +217,7 @@ class LanguageModelPolicy:
         )
         self.max_new_tokens = limit or self.renderer.action_room
         self.stop_ids = self.renderer.stop_ids | end_ids(model, tokenizer)
-        self._keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._keeps_last = "logits_to_keep" in forward_names(model)
         # Rows that have ended are filled up with this; the model's own pad id there would set off its warning.
         self._pad_id = min(self.stop_ids - {model.config.get_text_config().pad_token_id}, default=min(self.stop_ids))
         # Nothing of the checkpoint's own generation settings may reach `generate`, which fills in what is unset.
@@ -189,6 +228,20 @@ class LanguageModelPolicy:
             max_new_tokens=self.max_new_tokens,
             eos_token_id=sorted(self.stop_ids),
             pad_token_id=self._pad_id,
+        )
+        self._kept_bytes = kept_bytes
+        self._writer = self._make_writer([model])
+
+    def _make_writer(self, models: Sequence[Any]) -> Writer:
+        self._caches = [cache_name(model) for model in models]
+        return Writer(
+            models,
+            lambda ids, mask, positions, caches: self._logits(ids, mask, positions, 1, caches)[:, -1],
+            functools.partial(draw_tokens, sampling=self.sampling),
+            stop_ids=self.stop_ids,
+            pad_id=self._pad_id,
+            max_new_tokens=self.max_new_tokens,
+            kept_bytes=self._kept_bytes,
         )
 
     @property
@@ -215,17 +268,28 @@ class LanguageModelPolicy:
         for context in contexts:
             if context.spec.id != self.renderer.spec.id:
                 raise ValueError(f"{self.name} plays {self.renderer.spec.id!r}, not {context.spec.id!r}")
-        prompts = [self._prompt_ids(context) for context in contexts]
-        uniforms = [self._uniforms(context.rng) for context in contexts]
+        rows = [
+            Row(self._prompt_ids(context), self._uniforms(context.rng), context.rng, self._goes_on(context))
+            for context in contexts
+        ]
         answer = self._choose if self.sampling.rerank else self._generate
         actions: dict[int, Action] = {}
         # Prompts of about one length share a batch, so that little of it is padding.
-        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+        order = sorted(range(len(rows)), key=lambda number: len(rows[number].prompt))
+        self._writer.begin(rows)
         for start in range(0, len(order), self.batch_size):
-            rows = order[start : start + self.batch_size]
-            answers = answer([prompts[row] for row in rows], [uniforms[row] for row in rows])
-            actions.update(zip(rows, answers, strict=True))
+            part = order[start : start + self.batch_size]
+            actions.update(zip(part, answer([rows[number] for number in part]), strict=True))
         return [actions[number] for number in range(len(contexts))]
+
+    def forget(self) -> None:
+        """Keep nothing of the episodes that are being played. Training is noticed; this is for where the model becomes
+        another one with the same weights, as when its adapters are switched."""
+        self._writer.forget()
+
+    def _goes_on(self, context: Context) -> bool:
+        """Whether the episode's next prompt will hold all of this one, unless it grows too long."""
+        return self.renderer.memory is None or len(context.history) < self.renderer.memory
 
     def _prompt_ids(self, context: Context) -> list[int]:
         return self.renderer.prompt_ids(context.history, context.observation)
@@ -237,24 +301,37 @@ class LanguageModelPolicy:
         own = random.Random(rng.getrandbits(64))
         return [own.random() for _ in range(self.max_new_tokens)]
 
-    def _generate(self, prompts: Sequence[list[int]], uniforms: Sequence[list[float]]) -> Iterator[Action]:
-        ids, mask, _ = self._padded(prompts)
-        drawing = Drawing(torch.tensor(uniforms, dtype=torch.float64, device=ids.device), self.sampling)
+    def _generate(self, rows: Sequence[Row]) -> Iterator[Action]:
+        if self._writer.even:
+            try:
+                written = self._writer.write(rows)
+            except UnevenLayersError:
+                written = self._generate_otherwise(rows)
+        else:
+            written = self._generate_otherwise(rows)
+        for row, (tokens, logprobs) in zip(rows, written, strict=True):
+            yield self._action(row.prompt, tokens, logprobs)
+
+    def _generate_otherwise(self, rows: Sequence[Row]) -> list[Written]:
+        """By transformers' own loop, which knows models with caches of every kind."""
+        ids, mask, _ = self._padded([row.prompt for row in rows])
+        uniforms = torch.tensor([row.uniforms for row in rows], dtype=torch.float64, device=ids.device)
+        drawing = Drawing(uniforms, self.sampling)
         with torch.inference_mode(), with_generation_config(self.model, self._generation_config):
             output = self.model.generate(ids, attention_mask=mask, logits_processor=LogitsProcessorList([drawing]))
         new = output[:, ids.size(1) :].tolist()
         logprobs = torch.stack(drawing.logprobs, dim=1).tolist()
-        for prompt, tokens, row in zip(prompts, new, logprobs, strict=True):
-            yield self._action(prompt, tokens, row)
+        return [Written(*pair) for pair in zip(new, logprobs, strict=True)]
 
-    def _choose(self, prompts: Sequence[list[int]], uniforms: Sequence[list[float]]) -> Iterator[Action]:
+    def _choose(self, rows: Sequence[Row]) -> Iterator[Action]:
         """One of the task's actions for each prompt, see `Sampling.rerank`."""
+        prompts = [row.prompt for row in rows]
         actions = self.renderer.spec.actions
         candidates = [self.renderer.action_ids(text) for text in actions]
         size = max(1, self.batch_size // len(candidates))
         parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         scores = torch.cat([self._action_scores(part, candidates) for part in parts])
-        numbers = torch.tensor([row[0] for row in uniforms], dtype=torch.float64, device=scores.device)
+        numbers = torch.tensor([row.uniforms[0] for row in rows], dtype=torch.float64, device=scores.device)
         chosen = draw(sampling_logprobs(scores, self.sampling), numbers).tolist()
         for prompt, number in zip(prompts, chosen, strict=True):
             yield Action(actions[number], tuple(prompt), tuple(candidates[number]), finish_reason="stop")
@@ -278,11 +355,12 @@ class LanguageModelPolicy:
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
         return ids, mask, (mask.cumsum(1) - 1).clamp(min=0)
 
-    def _logits(self, ids: Tensor, mask: Tensor, positions: Tensor, keep: int) -> Tensor:
-        """What tokens are drawn by, at the last `keep` places, shape (B, keep, V)."""
-        logits: Tensor = self.model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, **self._last(keep)
-        ).logits
+    def _logits(self, ids: Tensor, mask: Tensor, positions: Tensor, keep: int, caches: tuple[Any, ...] = ()) -> Tensor:
+        """What tokens are drawn by, at the last `keep` places, shape (B, keep, V), from new tokens (B, T) and what
+        the caches hold."""
+        shared = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "use_cache": bool(caches)}
+        own = dict(zip(self._caches, caches, strict=False))
+        logits: Tensor = self.model(**shared, **own, **self._last(keep)).logits
         return logits[:, -keep:]
 
     def _last(self, keep: int) -> dict[str, int]:

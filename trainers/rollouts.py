@@ -133,6 +133,7 @@ class RolloutPolicy(LanguageModelPolicy):
         """Begin a round: the n-th episode to act from here on draws from a generator seeded with (seed, n)."""
         self._seed, self._begun = seed, 0
         self._said.clear()
+        self.forget()
 
     def act(self, contexts: Sequence[Context]) -> list[Action]:
         """As in `LanguageModelPolicy`."""

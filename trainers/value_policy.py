@@ -7,18 +7,15 @@ nothing, since it is the same for all tokens of a state).
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from env_servers.policy import Action
 from env_servers.task import TaskSpec
 from trainers.adapters import VALUE, activate, active
-from trainers.policy import LanguageModelPolicy, draw, sampling_logprobs
+from trainers.generation import Row, Written
+from trainers.policy import LanguageModelPolicy
 from trainers.values import ValueModel
 
 # What a token that the Q heads do not know is worth: as much as the worst that they know, and this many logits less.
@@ -49,44 +46,20 @@ class ValuePolicy(LanguageModelPolicy):
             raise ValueError(f"beta is {beta}; allowed are 0 (the behaviour policy) and up")
         self.values, self.beta = values.eval(), beta
         activate(values.trunk, None)
-        # transformers renamed it.
-        self._cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self._writer = self._make_writer([model, self.values.trunk] if beta else [model])
 
-    def _generate(self, prompts: Sequence[list[int]], uniforms: Sequence[list[float]]) -> Iterator[Action]:
-        ids, mask, positions = self._padded(prompts)
-        device = ids.device
-        numbers = torch.tensor(uniforms, dtype=torch.float64, device=device)
-        stops = torch.tensor(sorted(self.stop_ids), device=device)
-        caches = DynamicCache(), DynamicCache()
-        ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-        chosen, logprobs = list[Tensor](), list[Tensor]()
-        with torch.inference_mode():
-            for step in range(self.max_new_tokens):
-                logits = self._logits(ids, mask, positions, 1, caches)[:, -1]
-                rows = sampling_logprobs(logits, self.sampling)
-                tokens = draw(rows, numbers[:, step]).masked_fill(ended, self._pad_id)
-                logprobs.append(rows.gather(1, tokens[:, None])[:, 0])
-                chosen.append(tokens)
-                ended |= torch.isin(tokens, stops)
-                if bool(ended.all()):
-                    break
-                ids, positions = tokens[:, None], positions[:, -1:] + 1
-                mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
-        new, scores = torch.stack(chosen, 1).tolist(), torch.stack(logprobs, 1).tolist()
-        for prompt, row, row_scores in zip(prompts, new, scores, strict=True):
-            yield self._action(prompt, row, row_scores)
+    def _generate_otherwise(self, rows: Sequence[Row]) -> list[Written]:
+        return self._writer.write(rows)
 
-    def _logits(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, keep: int, caches: tuple[Any, Any] | None = None
-    ) -> Tensor:
-        """As in `LanguageModelPolicy`, from new tokens (B, T) and what the caches hold; float32 with values."""
-        shared = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "use_cache": caches is not None}
-        first, second = ({self._cache: cache} for cache in caches or (None, None))
-        logits: Tensor = self.model(**shared, **first, **self._last(keep)).logits[:, -keep:]
+    def _logits(self, ids: Tensor, mask: Tensor, positions: Tensor, keep: int, caches: tuple[Any, ...] = ()) -> Tensor:
+        """As in `LanguageModelPolicy`; float32 with values."""
+        logits = super()._logits(ids, mask, positions, keep, caches[:1])
         if self.beta == 0:
             return logits
+        shared = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "use_cache": bool(caches)}
+        own = dict(zip(self._caches[1:], caches[1:], strict=True)) if caches else {}
         with active(self.values.trunk, VALUE):
-            hidden = self.values.trunk(**shared, **second).last_hidden_state[:, -keep:]
+            hidden = self.values.trunk(**shared, **own).last_hidden_state[:, -keep:]
         return logits.float() + self.weighed(self.values.q_values(hidden).float())
 
     def weighed(self, q_values: Tensor) -> Tensor:
