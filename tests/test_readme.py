@@ -21,6 +21,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Steps that need minutes, an account, a person or a GPU; the tests of their own rooms run them.
 LEFT_OUT = ("make ", "pip ", "apt-get", "lmrl demo", "accelerate", "lmrl play maze\n", "git ", "hf auth", "python ")
 
+# Options that make a training short, where it is not `--steps 3`.
+SHORT = {
+    "ppo": ["--rounds", "1", "--rollouts", "2"],
+    "grpo": ["--steps", "1", "--episodes", "2", "--num-generations", "2"],
+}
+
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
@@ -62,7 +68,7 @@ def test_the_pages_commands_and_snippets_run_in_order(tmp_path: Path) -> None:
             if words[:3] == ["lmrl", "data", "build"]:
                 words += [] if "--train" in words else ["--train", "60", "--validation", "20"]
             if words[:2] == ["lmrl", "train"]:
-                words += ["--steps", "3"]
+                words += SHORT.get(words[2], ["--steps", "3"])
             if words[:2] == ["lmrl", "eval"] and "--episodes" in words:
                 words[words.index("--episodes") + 1] = "4"
             run(words)
