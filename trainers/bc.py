@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,17 +28,18 @@ from hub_datasets.load import resolve
 from trainers.adapters import lora_config, lora_settings
 from trainers.card import render_card
 from trainers.filters import check_rule, filter_trajectories
-from trainers.load import PolicyRecord, make_repository, push_policy, read_record
+from trainers.load import PolicyRecord, make_repository
 from trainers.monitor import Measured, Measuring, check_env, reads_like, train_until_stopped
 from trainers.policy import LanguageModelPolicy
 from trainers.runs import (
+    TrainResult,
+    carry_out,
     command_line,
     dataset_record,
     first_model,
     keep_freed_memory,
     leave_policy,
     make_renderer,
-    open_run,
     outcome,
     processes,
     public_name,
@@ -167,24 +167,6 @@ class BCTrainer(Measured, SFTTrainer):
         mode = "train" if model.training else "eval"
         self._metrics[mode]["mean_token_accuracy"].append((right / here.clamp(min=1)).item())
         return loss
-
-
-class TrainResult(NamedTuple):
-    """What came of a training.
-
-    Attributes:
-        folder: Holds the policy.
-        revision: Commit on the Hub, None if it was not pushed (or by another process).
-        loss: Last mean loss that was logged.
-        main: Whether this is the main process of several; the one to speak of the result.
-        seconds: Time to read the data, train and save; about 0 where the policy was there already.
-    """
-
-    folder: Path
-    revision: str | None
-    loss: float
-    seconds: float
-    main: bool
 
 
 class Recipe(NamedTuple):
@@ -353,14 +335,16 @@ def train_bc(
     )
     if settings.batch_size % accumulation:
         raise ValueError(f"batch size {settings.batch_size} does not divide into {accumulation} parts of accumulation")
-    checkpoint = open_run(folder, settings._asdict(), resume=resume, overwrite=overwrite)
-    record, began = read_record(folder), time.monotonic()
-    if record is None:
-        record = _learn(settings, folder, checkpoint, recipe, push_to_hub or folder.name, env, report_to, token)
-    seconds = time.monotonic() - began
-    sha = push_policy(folder, push_to_hub, token=token) if push_to_hub and state.is_main_process else None
-    state.wait_for_everyone()
-    return TrainResult(folder, sha, record.training["loss"], seconds, state.is_main_process)
+    name = push_to_hub or folder.name
+    return carry_out(
+        folder,
+        settings._asdict(),
+        lambda checkpoint: _learn(settings, folder, checkpoint, recipe, name, env, report_to, token),
+        push_to_hub=push_to_hub,
+        resume=resume,
+        overwrite=overwrite,
+        token=token,
+    )
 
 
 def _learn(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from trainers.bc import TrainResult
+    from trainers.runs import TrainResult
 
 Task = Annotated[str, typer.Option(help="Task id, such as maze.")]
 Output = Annotated[Path, typer.Option(help="Folder of the run; the same command again resumes it.")]

@@ -8,7 +8,6 @@ With `scale_rewards=none` that is RLOO but for a factor: TRL's own `RLOOTrainer`
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,20 +19,20 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from env_servers.cli import env_maker
 from env_servers.tasks import load_task, unknown
 from trainers.adapters import lora_config, lora_settings
-from trainers.bc import TrainResult
 from trainers.card import render_card
-from trainers.load import PolicyRecord, make_repository, push_policy, read_record
+from trainers.load import PolicyRecord, make_repository
 from trainers.monitor import Measured, Measuring, check_env, reads_like, train_until_stopped
 from trainers.policy import LanguageModelPolicy
 from trainers.rollouts import episode_rows, return_reward, rollout_func_for
 from trainers.runs import (
+    TrainResult,
     behavior_memory,
+    carry_out,
     command_line,
     first_model,
     keep_freed_memory,
     leave_policy,
     make_renderer,
-    open_run,
     outcome,
     processes,
     trainer_arguments,
@@ -155,14 +154,15 @@ def train_grpo(
     if push_to_hub is not None and state.is_main_process:
         make_repository(push_to_hub, private=private, token=token)
     settings = run._replace(option=tuple(run.option), processes=state.num_processes)
-    checkpoint = open_run(folder, settings._asdict(), resume=resume, overwrite=overwrite)
-    record, began = read_record(folder), time.monotonic()
-    if record is None:
-        record = _learn(settings, folder, checkpoint, push_to_hub or folder.name, env, report_to, token)
-    seconds = time.monotonic() - began
-    sha = push_policy(folder, push_to_hub, token=token) if push_to_hub and state.is_main_process else None
-    state.wait_for_everyone()
-    return TrainResult(folder, sha, record.training["loss"], seconds, state.is_main_process)
+    return carry_out(
+        folder,
+        settings._asdict(),
+        lambda checkpoint: _learn(settings, folder, checkpoint, push_to_hub or folder.name, env, report_to, token),
+        push_to_hub=push_to_hub,
+        resume=resume,
+        overwrite=overwrite,
+        token=token,
+    )
 
 
 def _check(run: GRPORun) -> None:

@@ -8,7 +8,6 @@ in the middle of a round or of playing it, goes on there. One that an alarm stop
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,21 +18,21 @@ from hub_datasets.load import resolve
 from trainers.actor_critic import ActorCritic
 from trainers.adapters import lora_settings
 from trainers.alarms import TrainingCollapsed
-from trainers.bc import TrainResult
 from trainers.card import render_card
-from trainers.load import PolicyRecord, make_repository, push_policy, read_record, save_policy
+from trainers.load import PolicyRecord, make_repository, save_policy
 from trainers.monitor import Measuring, check_env, reads_like, train_until_stopped
 from trainers.policy import LanguageModelPolicy
 from trainers.ppo import ENV_STEPS, KL, PPOConfig, PPOTrainer
 from trainers.runs import (
+    TrainResult,
     behavior_memory,
+    carry_out,
     command_line,
     dataset_record,
     first_model,
     keep_freed_memory,
     leave_policy,
     make_renderer,
-    open_run,
     outcome,
     processes,
     public_name,
@@ -174,14 +173,15 @@ def train_ppo(
         lora_rank=run.lora_rank or None,
         processes=state.num_processes,
     )
-    checkpoint = open_run(folder, run._asdict(), resume=resume, overwrite=overwrite)
-    record, began = read_record(folder), time.monotonic()
-    if record is None:
-        record = _learn(run, folder, checkpoint, push_to_hub or folder.name, env, report_to, token)
-    seconds = time.monotonic() - began
-    sha = push_policy(folder, push_to_hub, token=token) if push_to_hub and state.is_main_process else None
-    state.wait_for_everyone()
-    return TrainResult(folder, sha, record.training["loss"], seconds, state.is_main_process)
+    return carry_out(
+        folder,
+        run._asdict(),
+        lambda checkpoint: _learn(run, folder, checkpoint, push_to_hub or folder.name, env, report_to, token),
+        push_to_hub=push_to_hub,
+        resume=resume,
+        overwrite=overwrite,
+        token=token,
+    )
 
 
 def _learn(

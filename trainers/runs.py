@@ -15,8 +15,9 @@ import json
 import os
 import shutil
 import sys
+import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from env_servers.task import TaskSpec
 from env_servers.trajectory import Trajectory
 from hub_datasets.load import load_trajectories
 from trainers.curves import CURVES_NAME, LOG_NAME, Log, draw_curves, write_log
-from trainers.load import RECORD_NAME, PolicyRecord, find_policy, read_record, save_policy
+from trainers.load import RECORD_NAME, PolicyRecord, find_policy, push_policy, read_record, save_policy
 from trainers.scratch import SIZES, episode_texts, new_model, train_tokenizer
 from trainers.tokens import Memory, Renderer
 
@@ -98,6 +99,61 @@ def keep_freed_memory() -> bool:
     if not (hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt")):
         return False
     return all(library.mallopt(parameter, value) == 1 for parameter, value in MALLOPT.items())
+
+
+class TrainResult(NamedTuple):
+    """What came of a training.
+
+    Attributes:
+        folder: Holds the policy.
+        revision: Commit on the Hub, None if it was not pushed (or by another process).
+        loss: Last mean loss that was logged.
+        main: Whether this is the main process of several; the one to speak of the result.
+        seconds: Time to read the data, train and save; about 0 where the policy was there already.
+    """
+
+    folder: Path
+    revision: str | None
+    loss: float
+    seconds: float
+    main: bool
+
+
+def carry_out(
+    folder: Path,
+    settings: Mapping[str, Any],
+    learn: Callable[[str | None], PolicyRecord],
+    *,
+    push_to_hub: str | None,
+    resume: bool,
+    overwrite: bool,
+    token: str | bool | None,
+) -> TrainResult:
+    """A run from its folder to the Hub: learn, unless the folder holds the policy already, and push it if asked to.
+
+    Args:
+        folder: Of the run.
+        settings: As in `open_run`, as are `resume` and `overwrite`.
+        learn: Trains and saves, from the checkpoint's folder it is given, or None; what the policy's record says.
+        push_to_hub: Repository, which is there already, or None.
+        resume: See there.
+        overwrite: See there.
+        token: As in `huggingface_hub`.
+
+    Raises:
+        FileExistsError: The folder holds something else.
+        PermissionError: The Hub refused.
+        ConnectionError: The Hub could not be reached.
+    """
+    state = processes()
+    checkpoint = open_run(folder, settings, resume=resume, overwrite=overwrite)
+    record, began = read_record(folder), time.monotonic()
+    if record is None:
+        record = learn(checkpoint)
+    seconds = time.monotonic() - began
+    sha = push_policy(folder, push_to_hub, token=token) if push_to_hub and state.is_main_process else None
+    state.wait_for_everyone()
+    return TrainResult(folder, sha, record.training["loss"], seconds, state.is_main_process)
 
 
 def open_run(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> str | None:
