@@ -9,6 +9,7 @@ a round's old log-probabilities as well as the losses, so that DDP, FSDP and Dee
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ class LossSettings(NamedTuple):
 
     Attributes:
         cliprange: How far the ratio of probabilities may go from 1.
-        cliprange_value: How far a value may go from the old one.
+        cliprange_value: How far a value may go from the old one, in scaled rewards; 0 is any distance.
         vf_coef: Weight of the value loss.
         bc_coef: Weight of the cross entropy of offline episodes, where there are any.
     """
@@ -137,7 +138,7 @@ class ActorCritic(nn.Module):
         settings = self.losses
         loss = ppo_loss(
             logprobs, old_logprobs, values, old_values, advantages, returns, cliprange=settings.cliprange,
-            cliprange_value=settings.cliprange_value, vf_coef=settings.vf_coef, count=divisor, weights=weights,
+            cliprange_value=settings.cliprange_value or math.inf, vf_coef=settings.vf_coef, count=divisor, weights=weights,
         )  # fmt: skip
         total = loss.total
         told = {

@@ -270,7 +270,7 @@ def ppo(
     accumulation: Accumulation = 1,
     lr: Rate = 1e-5,
     schedule: Schedule = "constant",
-    adam_beta2: AdamBeta2 = 0.95,
+    adam_beta2: AdamBeta2 = 0.999,
     max_grad_norm: MaxGradNorm = 1.0,
     gamma: Gamma = 0.99,
     lam: Annotated[float, typer.Option(help="Lambda of the generalised advantages.", min=0, max=1)] = 0.95,
@@ -280,7 +280,10 @@ def ppo(
         bool, typer.Option("--whiten-rewards", help="Give rewards variance 1 over a round, too.")
     ] = False,
     cliprange: Annotated[float, typer.Option(help="How far the ratio of probabilities may go from 1.", min=0)] = 0.2,
-    cliprange_value: Annotated[float, typer.Option(help="How far a value may go from the old one.", min=0)] = 0.2,
+    cliprange_value: Annotated[
+        float,
+        typer.Option(help="How far a value may go from the old one, in scaled rewards; 0 is any distance.", min=0),
+    ] = 0.2,
     vf_coef: Annotated[float, typer.Option(help="Weight of the value loss.", min=0)] = 0.5,
     kl_coef: Annotated[
         float, typer.Option(help="Weight of the penalty on divergence from the first policy; 0 is none.", min=0)

@@ -56,6 +56,7 @@ class PPOConfig(ValueConfig):
     """
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of policy and value head."})
+    adam_beta2: float = field(default=0.999, metadata={"help": "Adam's second beta; a smaller one lets it jump."})
     cql_weight: float = field(default=0.0, init=False, repr=False, metadata={"help": "Has no part in PPO."})
     rounds: int = field(default=100, metadata={"help": "Rounds of playing and learning."})
     rollouts: int = field(default=512, metadata={"help": "Episodes of a round, of all processes together."})
@@ -63,7 +64,7 @@ class PPOConfig(ValueConfig):
     num_ppo_epochs: int = field(default=4, metadata={"help": "Passes over a round."})
     num_mini_batches: int = field(default=4, metadata={"help": "Steps of the optimiser in a pass."})
     cliprange: float = field(default=0.2, metadata={"help": "How far the ratio of probabilities may go from 1."})
-    cliprange_value: float = field(default=0.2, metadata={"help": "How far a value may go from the old one."})
+    cliprange_value: float = field(default=0.2, metadata={"help": "How far a value may go; 0 is any distance."})
     vf_coef: float = field(default=0.5, metadata={"help": "Weight of the value loss."})
     kl_coef: float = field(default=0.01, metadata={"help": "Weight of the penalty on divergence; 0 has no reference."})
     kl_estimator: str = field(default="k1", metadata={"help": "Of the penalty: k1 or k3."})
