@@ -138,7 +138,8 @@ class ActorCritic(nn.Module):
         settings = self.losses
         loss = ppo_loss(
             logprobs, old_logprobs, values, old_values, advantages, returns, cliprange=settings.cliprange,
-            cliprange_value=settings.cliprange_value or math.inf, vf_coef=settings.vf_coef, count=divisor, weights=weights,
+            cliprange_value=settings.cliprange_value or math.inf, vf_coef=settings.vf_coef, count=divisor,
+            weights=weights,
         )  # fmt: skip
         total = loss.total
         told = {

@@ -124,9 +124,10 @@ def train_ppo(
             episodes each (of all processes), `slots` at the same time (in each); then `num_ppo_epochs` passes of
             `num_mini_batches` steps, each in `accumulation` parts. `lr`, `schedule` (a name of transformers),
             `adam_beta2`, `max_grad_norm`; `gamma` and `lam` per `discount` (`token` or `turn`); `reward_scale` and
-            `whiten_rewards`; `cliprange`, `cliprange_value` (0 is none), `vf_coef`; `kl_coef` and `kl_estimator` (`k1` or
-            `k3`), adapted to a `kl_target` (nats per token) over `kl_horizon` episodes. With a dataset (`source`, `revision`,
-            `config`) `bc_coef` times the cross entropy of `bc_batch_size` of its sequences is added to the loss.
+            `whiten_rewards`; `cliprange`, `cliprange_value` (0 is none), `vf_coef`; `kl_coef` and `kl_estimator`
+            (`k1` or `k3`), adapted to a `kl_target` (nats per token) over `kl_horizon` episodes. With a dataset
+            (`source`, `revision`, `config`) `bc_coef` times the cross entropy of `bc_batch_size` of its sequences is
+            added to the loss.
             `temperature` of sampling, at most `response_length` tokens for an action and `max_episode_tokens` for all
             of an episode. `head_bias` is the first value of all states. With a `lora_rank` adapters are learned
             instead of all weights, and merged into them at the end, see `adapters.lora_settings`. `alarm_...` as in
