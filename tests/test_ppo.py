@@ -199,6 +199,9 @@ def test_the_reference_stays_while_the_policy_learns(lora: LoraSettings | None) 
     assert (model.reference is None) == (lora is not None)
     optimizer = torch.optim.SGD(learned, lr=0.05)
     outputs = model(**batch, **known)
+    model.losses = LossSettings(cliprange_value=0)
+    far = model(**batch, **{**known, "old_values": first["values"] + 100})
+    assert far["losses/value"].item() == pytest.approx(outputs["losses/value"].item()), "0 clips no values"
     assert outputs["policy/ratio"].item() == pytest.approx(3.0) and outputs["policy/approx_kl"].item() == 0
     for _ in range(2):  # of adapters, the first step changes but one of their two factors
         model(**batch, **known)["loss"].backward()
