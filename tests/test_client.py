@@ -52,6 +52,7 @@ from env_servers.tasks import load_task, make_env, make_policy, task_ids
 from env_servers.trajectory import Trajectory
 from eval_harness.log import read_header
 from eval_harness.run import run
+from hub_datasets.recording import Recorder
 
 TOKEN = "a-token-that-nobody-may-read-0123"
 VERSION = load_task("maze").spec.version
@@ -934,3 +935,21 @@ def test_an_environment_is_made_for_each_episode(quiet: tuple[str, Rooms]) -> No
         assert isinstance(one, RemoteEnv) and one is not two and one.spec is load_task("maze").spec
         one.close()
         one.close()
+
+
+def test_recorded_answers_are_served(tmp_path: Path) -> None:
+    """A server whose partner is a recording answers as the partner did; what it did not hear loses the episode."""
+    file, starts = tmp_path / "asked.jsonl", list(episode_starts("twenty_questions", "train", range(3)))
+    policy = make_policy("twenty_questions", "naive")
+    with Recorder(file) as recorder:
+        first = [one.trajectory for one in play("twenty_questions", policy, starts, env_maker=recorder.make_env)]
+    rooms = Rooms({"twenty_questions": {"partner": f"replay:{file}"}}, Limits(), reveal=True)
+    rooms.prepare()
+    failures: list[Failure] = []
+    with in_thread(create_app(rooms)) as url, remote_envs(url) as servers:
+        again = [one.trajectory for one in play("twenty_questions", policy, starts, env_maker=servers)]
+        assert [one.turns for one in again] == [one.turns for one in first]
+        others = list(episode_starts("twenty_questions", "test", range(1)))
+        lost = play("twenty_questions", policy, others, env_maker=servers, on_failure=failures.append)
+        assert list(lost) == [] and len(failures) == 1
+    assert rooms.partners["twenty_questions"]["name"].startswith("replay:")
