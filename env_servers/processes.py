@@ -149,7 +149,7 @@ def _run_worker(
     # Its debugging shows the headers of websockets, and so the clients' tokens.
     told.setLevel(max(logging.INFO, logging.root.level))
     # uvicorn takes every handshake that is refused by a status for one that was forgotten. Here none is.
-    told.addFilter(lambda record: "without completing handshake" not in record.msg)
+    told.addFilter(lambda record: "without completing handshake" not in str(record.msg))
     _allow_many_files()
     server = make_server(settings, number, reports, on_ready)
     if reports is not None:

@@ -155,7 +155,7 @@ def mumbling(task: str) -> ScriptedPolicy:
 
 @pytest.mark.parametrize("task", task_ids())
 def test_play_through_a_server_gives_the_trajectories_that_it_gives_here(task: str, everything: str) -> None:
-    """With 64 slots, in the same order, with the same info; whole episodes, if they are short."""
+    """With 64 slots and the same info; whole episodes, if they are short. A slow reset may change which ends first."""
 
     def stop(context: Context) -> str | None:
         return "enough" if len(context.history) == 6 else None
@@ -164,7 +164,8 @@ def test_play_through_a_server_gives_the_trajectories_that_it_gives_here(task: s
     here = [played.trajectory for played in play(task, mumbling(task), starts, slots=64, stop=stop)]
     with remote_envs(everything) as servers:
         there = [p.trajectory for p in play(task, mumbling(task), starts, slots=64, stop=stop, env_maker=servers)]
-    assert there == here
+    there.sort(key=lambda one: one.index)
+    assert there == sorted(here, key=lambda one: one.index)
     assert len({t.turns for t in here}) > 5 and any(t.num_invalid for t in here)
 
 
