@@ -188,7 +188,7 @@ def test_memory_is_bounded() -> None:
         assert_same(episodes(made, slots=5), fresh)
         assert max(most) <= limit and (max(most) > 0) == (limit > 0)
     # What has not been asked for goes first, and never for the sake of nothing.
-    made, spec = policy(gpt2(), kept_bytes=30 * 2048), load_task("wordle").spec
+    made, spec = policy(gpt2(), kept_bytes=300 * 2048), load_task("wordle").spec
     contexts = [Context(spec, [], "Wordle:", random.Random(n), {}) for n in range(30)]
     made.act(contexts[:1])
     made.act(contexts[1:])

@@ -60,6 +60,7 @@ ORDER = {
         "sharding",
         "values",
         "actor_critic",
+        "gpt2",
         "generation",
         "policy",
         "value_policy",

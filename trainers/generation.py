@@ -28,6 +28,7 @@ KEPT_BYTES = 2 << 30
 # Splitting a batch costs a call of the model, and is worth it from about so many tokens of padding on.
 WORTH_A_CALL = 256
 SAMPLE = 256
+LEAST_ROOM = 48  # tokens that what is kept may grow by before it is moved
 
 
 class Row(NamedTuple):
@@ -364,7 +365,7 @@ class Writer:
         for number, batch in enumerate(going.batches):
             own, new = kept.states[number] if kept is not None else None, batch.whole()[:, place]
             if own is None or own.size(2) < length:
-                more = new.new_empty(*new.shape[:2], length + length // 2, new.size(3))
+                more = new.new_empty(*new.shape[:2], length + max(length // 2, LEAST_ROOM), new.size(3))
                 if own is not None:
                     more[:, :, : start - first] = own[:, :, : start - first]
                 own = more

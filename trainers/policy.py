@@ -21,6 +21,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from env_servers.policy import Action, Context
 from env_servers.task import TaskSpec
 from trainers.generation import KEPT_BYTES, Row, UnevenLayersError, Writer, Written, cache_name, forward_names
+from trainers.gpt2 import is_plain, last_logits
 from trainers.tokens import Memory, Renderer
 
 BLOCK = 256  # tokens whose probability is summed before one of them is looked for
@@ -216,6 +217,7 @@ class LanguageModelPolicy:
             action_room=room,
         )
         self.max_new_tokens = limit or self.renderer.action_room
+        self._text = functools.lru_cache(1 << 16)(self.renderer.action_text)  # many actions are said again and again
         self.stop_ids = self.renderer.stop_ids | end_ids(model, tokenizer)
         self._keeps_last = "logits_to_keep" in forward_names(model)
         # Rows that have ended are filled up with this; the model's own pad id there would set off its warning.
@@ -230,13 +232,13 @@ class LanguageModelPolicy:
             pad_token_id=self._pad_id,
         )
         self._kept_bytes = kept_bytes
-        self._writer = self._make_writer([model])
+        self._writer, self._plain = self._make_writer([model]), False
 
     def _make_writer(self, models: Sequence[Any]) -> Writer:
         self._caches = [cache_name(model) for model in models]
         return Writer(
             models,
-            lambda ids, mask, positions, caches: self._logits(ids, mask, positions, 1, caches)[:, -1],
+            self._last_logits,
             functools.partial(draw_tokens, sampling=self.sampling),
             stop_ids=self.stop_ids,
             pad_id=self._pad_id,
@@ -276,6 +278,7 @@ class LanguageModelPolicy:
         actions: dict[int, Action] = {}
         # Prompts of about one length share a batch, so that little of it is padding.
         order = sorted(range(len(rows)), key=lambda number: len(rows[number].prompt))
+        self._plain = len(self._caches) == 1 and is_plain(self.model)
         self._writer.begin(rows)
         for start in range(0, len(order), self.batch_size):
             part = order[start : start + self.batch_size]
@@ -363,6 +366,12 @@ class LanguageModelPolicy:
         logits: Tensor = self.model(**shared, **own, **self._last(keep)).logits
         return logits[:, -keep:]
 
+    def _last_logits(self, ids: Tensor, mask: Tensor, positions: Tensor, caches: tuple[Any, ...]) -> Tensor:
+        """The same for the last place alone, shape (B, V)."""
+        if self._plain and self._writer.even:
+            return last_logits(self.model, ids, mask, positions, caches[0])
+        return self._logits(ids, mask, positions, 1, caches)[:, -1]
+
     def _last(self, keep: int) -> dict[str, int]:
         """The option that spares the model the logits before the last ones, where it has one."""
         return {"logits_to_keep": keep} if self._keeps_last else {}
@@ -371,7 +380,7 @@ class LanguageModelPolicy:
         stop = next((number for number, token in enumerate(tokens) if token in self.stop_ids), None)
         length = len(tokens) if stop is None else stop + 1
         return Action(
-            text=self.renderer.action_text(tokens[:length]),
+            text=self._text(tuple(tokens[:length])),
             prompt_ids=tuple(prompt),
             token_ids=tuple(tokens[:length]),
             logprobs=tuple(logprobs[:length]),
