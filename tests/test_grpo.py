@@ -67,7 +67,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(
     """Where what was said pays its number of letters."""
     for module in ("grpo", "monitor"):
         monkeypatch.setattr(f"trainers.{module}.env_maker", lambda _: contextlib.nullcontext(Maker()))
-    run = run_of(talking, option=("scale_rewards=none",), eval_steps=3, eval_episodes=2)
+    run = run_of(talking, option=("scale_rewards=none",), eval_steps=3, eval_episodes=2, rows_per_episode=2)
     train_grpo(run, tmp_path / "whole")
     step = EpisodeGRPOTrainer.training_step
 

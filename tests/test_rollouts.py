@@ -262,6 +262,27 @@ def test_a_policy_without_a_past_gives_one_of_its_turns() -> None:
     assert chosen == {0, 1, 2}
 
 
+def test_an_episode_may_fill_several_rows_each_with_another_turn() -> None:
+    """Episodes have three turns: two rows show two of them, four rows all of them and one again."""
+    for rows in (2, 4):
+        rollout = rollout_func_for(TASK, env_maker=Maker(), memory=0, max_new_tokens=6, rows_per_episode=rows)
+        given = rollout(["wordle/train/2"] * 12 + ["wordle/train/5"] * 4, Stub(PLAIN))
+        for first in range(0, 16, rows):
+            own = slice(first, first + rows)
+            assert len({str(rewards) for rewards in given["turn_rewards"][own]}) == 1
+            assert len({str(ids) for ids in given["prompt_ids"][own]}) == min(rows, 3)
+        assert len(given["prompt_ids"]) == 16
+
+
+@pytest.mark.parametrize(("names", "rows"), [([2, 2, 2, 5], 2), ([2, 2, 2], 2)])
+def test_rows_of_an_episode_have_to_be_of_one_name(names: list[int], rows: int) -> None:
+    rollout = rollout_func_for(TASK, env_maker=Maker(), memory=0, rows_per_episode=rows)
+    with pytest.raises(ValueError, match="an episode fills 2 rows"):
+        rollout([f"wordle/train/{number}" for number in names], Stub(PLAIN))
+    with pytest.raises(ValueError, match="fills at least 1 row"):
+        rollout_func_for(TASK, rows_per_episode=0)
+
+
 def test_a_model_with_adapters_keeps_its_own_settings() -> None:
     stub = Stub(PLAIN)
     inside = stub.model_wrapped

@@ -353,6 +353,9 @@ def grpo(
     episodes: Annotated[int, typer.Option(help="Episodes of a step and process.", min=2)] = 64,
     num_generations: Annotated[int, typer.Option(help="Episodes of one seed, a group.", min=2)] = 8,
     lr: Rate = 1e-6,
+    rows_per_episode: Annotated[
+        int, typer.Option(help="Sequences of an episode to learn from, where it makes several (Maze: turns).", min=1)
+    ] = 1,
     beta: Annotated[float, typer.Option(help="Weight of the divergence from the first policy.", min=0)] = 0.0,
     temperature: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
     starts: Annotated[int, typer.Option(help="Episodes of the train split that groups play.", min=1)] = 10_000,

@@ -55,6 +55,7 @@ class GRPORun(NamedTuple):
     steps: int = 100
     episodes: int = 64
     num_generations: int = 8
+    rows_per_episode: int = 1
     lr: float = 1e-6
     beta: float = 0.0
     temperature: float = 1.0
@@ -123,9 +124,10 @@ def train_grpo(
     Args:
         run: The run's settings. `task` is played and `init` begins, a folder or a repository. `steps` of the optimiser,
             each on `episodes` of each process in groups of `num_generations`; the groups play the first `starts` of the
-            train split, in random order. `lr`; `beta` weighs the divergence from the first policy; `temperature` of
-            sampling; at most `max_completion_length` ids from a sequence's first action on, or the episode is cut, and
-            `response_length` for an action (the task's own by default); `slots` episodes at the same time (all by
+            train split, in random order. An episode gives `rows_per_episode` sequences to learn from, where it makes
+            several (see `trainers.rollouts`). `lr`; `beta` weighs the divergence from the first policy; `temperature`
+            of sampling; at most `max_completion_length` ids from a sequence's first action on, or the episode is cut,
+            and `response_length` for an action (the task's own by default); `slots` episodes at the same time (all by
             default). With a `lora_rank` adapters are learned, and merged into the weights at the end. `option` are
             other fields of `trl.GRPOConfig` as NAME=VALUE. Every `eval_steps` it plays `eval_episodes` of the
             validation split, and the weights with the best mean return are kept. `processes` is filled in.
@@ -169,7 +171,7 @@ def _check(run: GRPORun) -> None:
     """Raise a ValueError for settings that cannot be."""
     load_task(run.task)
     read_options(run.option)
-    for name in ("steps", "episodes", "starts", "lr", "temperature"):
+    for name in ("steps", "episodes", "rows_per_episode", "starts", "lr", "temperature"):
         if not getattr(run, name) > 0:
             raise ValueError(f"{name} is {getattr(run, name)}; it must be above 0")
     if run.num_generations < 2 or run.episodes % run.num_generations:
@@ -200,7 +202,7 @@ def _learn(
     common = trainer_arguments(
         folder,
         steps=run.steps,
-        rows=run.episodes,
+        rows=run.episodes * run.rows_per_episode,
         accumulation=1,
         lr=run.lr,
         seed=run.seed,
@@ -209,7 +211,8 @@ def _learn(
         report_to=report_to,
     )
     common |= {
-        "num_generations": run.num_generations,
+        "num_generations": run.num_generations * run.rows_per_episode,
+        "num_generations_eval": 1,  # it plays to evaluate, which is not in groups
         "beta": run.beta,
         "temperature": run.temperature,
         "max_completion_length": run.max_completion_length,
@@ -244,6 +247,7 @@ def _learn(
                 max_length=renderer.max_length,
                 max_new_tokens=run.response_length,
                 slots=run.slots,
+                rows_per_episode=run.rows_per_episode,
             ),
         )
         trainer.measuring = measuring

@@ -7,7 +7,8 @@ tool-calling template calls. Either plays in this process, or on servers by anot
 TRL gives both a row of its dataset, the same row to all episodes of a group, so the row names the episode and a group
 plays one seed; `episode_rows` makes such rows. A row of `rollout_func` has to become one sequence. A policy that sees
 all of the past makes one of an episode, while one that sees the newest observation alone makes as many as there are
-turns, none of which holds the ids of another: then the row gets one of them, drawn uniformly, and the whole's return.
+turns, none of which holds the ids of another: then a row gets one of them, drawn uniformly, and the whole's return; an
+episode may fill several rows of its group.
 """
 
 from __future__ import annotations
@@ -200,6 +201,7 @@ def rollout_func_for(
     batch_size: int = 64,
     slots: int | None = None,
     attempts: int = 3,
+    rows_per_episode: int = 1,
 ) -> Callable[[list[Any], Any], dict[str, list[Any]]]:
     """A function for `GRPOTrainer(rollout_func=...)` that plays the episodes named by the prompts.
 
@@ -218,7 +220,14 @@ def rollout_func_for(
         batch_size: Most prompts in one call of the model.
         slots: Episodes at the same time; None is all.
         attempts: How often an episode is begun that something outside the task keeps from being finished.
+        rows_per_episode: How many rows an episode fills, which have to be a divisor of the trainer's group: each gets
+            another of its sequences, as long as there are others. More of them learn more of an episode.
+
+    Raises:
+        ValueError: `rows_per_episode` is not above 0, or when playing: does not divide the rows of an episode's name.
     """
+    if rows_per_episode < 1:
+        raise ValueError(f"rows_per_episode is {rows_per_episode}; an episode fills at least 1 row")
     step, rounds = -1, 0  # a run that is resumed draws what it would have drawn
     policy: RolloutPolicy | None = None
 
@@ -227,7 +236,7 @@ def rollout_func_for(
 
         nonlocal step, rounds, policy
         args = trainer.args
-        starts = [_start(task, prompt, env_kwargs) for prompt in prompts]
+        starts = [_start(task, prompt, env_kwargs) for prompt in _each(prompts, rows_per_episode)]
         step, rounds = trainer.state.global_step, rounds + 1 if step == trainer.state.global_step else 0
         seed = hash_seed("round", args.seed, step, rounds, trainer.accelerator.process_index)
         with unwrap_model_for_generation(
@@ -257,7 +266,11 @@ def rollout_func_for(
                 episodes = _play(task, policy, starts, slots or len(starts), attempts, env_maker)
             finally:
                 model.train(learning)
-        rows = [_row(episode, random.Random(hash_seed(seed, n)), policy) for n, episode in enumerate(episodes)]
+        rows = [
+            row
+            for n, episode in enumerate(episodes)
+            for row in _rows(episode, rows_per_episode, random.Random(hash_seed(seed, n)), policy)
+        ]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     return rollout
@@ -277,6 +290,18 @@ def _check(trainer: Any, policy: RolloutPolicy) -> None:
             "mask_truncated_completions leaves out what does not end with the model's end token, and here no action "
             "does; leave it out (which episodes were cut, reward functions see in `terminated`)"
         )
+
+
+def _each(prompts: Sequence[Any], rows: int) -> list[Any]:
+    """One prompt for as many rows as an episode fills; rows of one name stand together, as TRL orders them."""
+    for first in range(0, len(prompts), rows):
+        part = prompts[first : first + rows]
+        if len(part) < rows or any(prompt != part[0] for prompt in part):
+            raise ValueError(
+                f"an episode fills {rows} rows (rows_per_episode), but the rows {part} are not all of one episode; "
+                "give a divisor of num_generations, and of the rows that a process has of a group"
+            )
+    return list(prompts[::rows])
 
 
 def _start(task: str, prompt: Any, env_kwargs: Mapping[str, Any] | None) -> Start:
@@ -315,33 +340,37 @@ def _play(
     return episodes
 
 
-def _row(played: Played | None, rng: random.Random, policy: RolloutPolicy) -> dict[str, Any]:
-    """What the trainer is given for one row."""
+def _rows(played: Played | None, count: int, rng: random.Random, policy: RolloutPolicy) -> list[dict[str, Any]]:
+    """What the trainer is given for an episode's rows."""
     if played is None:  # ids, without which TRL cannot do, and a mask that leaves them out of the loss
         filler = [min(policy.stop_ids)]
         row = {"prompt_ids": filler, "completion_ids": filler, "env_mask": [0], "logprobs": [0.0]}
-        return row | dict.fromkeys(Told._fields)
+        return [row | dict.fromkeys(Told._fields)] * count
     episode, sequences = played.trajectory, sampled_sequences(played)
-    chosen = rng.choice(sequences)
-    start = chosen.action_mask.index(1)
-    told = Told(
-        episode_return=episode.episode_return,
-        turn_rewards=list(episode.rewards),
-        token_rewards=chosen.rewards[start:],
-        success=episode.success,
-        terminated=episode.terminated,
-        end_reason=episode.end_reason,
-        num_turns=episode.num_turns,
-        num_invalid=episode.num_invalid,
-        stretches=len(sequences),
-    )
-    row = {
-        "prompt_ids": chosen.input_ids[:start],
-        "completion_ids": chosen.input_ids[start:],
-        "env_mask": chosen.action_mask[start:],
-        "logprobs": chosen.logprobs[start:],
-    }
-    return row | told._asdict()
+    chosen = rng.sample(sequences, min(count, len(sequences)))
+    chosen += rng.choices(sequences, k=count - len(chosen))
+    rows = []
+    for one in chosen:
+        start = one.action_mask.index(1)
+        told = Told(
+            episode_return=episode.episode_return,
+            turn_rewards=list(episode.rewards),
+            token_rewards=one.rewards[start:],
+            success=episode.success,
+            terminated=episode.terminated,
+            end_reason=episode.end_reason,
+            num_turns=episode.num_turns,
+            num_invalid=episode.num_invalid,
+            stretches=len(sequences),
+        )
+        row = {
+            "prompt_ids": one.input_ids[:start],
+            "completion_ids": one.input_ids[start:],
+            "env_mask": one.action_mask[start:],
+            "logprobs": one.logprobs[start:],
+        }
+        rows.append(row | told._asdict())
+    return rows
 
 
 def environment_factory_for(
