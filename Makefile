@@ -2,14 +2,16 @@
 # make test         all tests but those marked slow or gpu
 # make check        formatting, lint, types
 # make conformance  the server against OpenEnv's own client and validator, and against tools that guess
+# make inspect      the tasks in Inspect, as `inspect eval lmrl/...` finds and plays them
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 FILES := setup.cfg pyproject.toml constraints.txt
 CONFORMANCE := .venv-conformance
+INSPECT := .venv-inspect
 
-.PHONY: demo test check conformance clean
+.PHONY: demo test check conformance inspect clean
 
 demo: $(VENV)/.all
 	$(BIN)/lmrl demo
@@ -33,6 +35,16 @@ $(CONFORMANCE)/.done: $(FILES) $(wildcard tests/conformance/*.txt)
 		--editable '.[server,chess]'
 	@touch $@
 
+inspect: $(INSPECT)/.done
+	$(INSPECT)/bin/python tests/inspect/run.py
+
+$(INSPECT)/.done: $(FILES) $(wildcard tests/inspect/*.txt)
+	$(PYTHON) -m venv $(INSPECT)
+	@echo "installing the package and Inspect into $(INSPECT) (a minute the first time)"
+	$(INSPECT)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint tests/inspect/constraints.txt --requirement tests/inspect/requirements.txt --editable '.[chess]'
+	@touch $@
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -47,4 +59,4 @@ $(VENV)/.dev: $(VENV)/bin/python $(FILES)
 	@touch $@ $(VENV)/.all
 
 clean:
-	rm -rf $(VENV) $(CONFORMANCE) build dist *.egg-info lmrl_demo runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CONFORMANCE) $(INSPECT) build dist *.egg-info lmrl_demo runs .pytest_cache .mypy_cache .ruff_cache

@@ -95,6 +95,7 @@ ORDER = {
         "report",
         "results",
         "lmrl_score",
+        "inspect_tasks",
         "suites",
         "reproduce",
         "demo",
