@@ -80,6 +80,7 @@ def render_card(repo_id: str, manifests: Sequence[Mapping[str, Any]]) -> str:
             _statistics(spec, episodes),
             *(_imported(manifest) for manifest in episodes if "imported" in manifest),
             *(_served(manifest) for manifest in episodes if "served" in manifest),
+            *(_evaluated(manifest) for manifest in episodes if "evaluated" in manifest),
             _reference(spec, episodes[0]),
         ]
     sections += [_interactions(repo_id, manifest) for manifest in interactions]
@@ -246,8 +247,9 @@ def _statistics(spec: TaskSpec, manifests: Sequence[Mapping[str, Any]]) -> str:
 
 def _source(manifest: Mapping[str, Any]) -> str:
     """How a configuration came about, in a few words."""
-    kind = next((kind for kind in ("imported", "served") if kind in manifest), None)
+    kind = next((kind for kind in ("imported", "served", "evaluated") if kind in manifest), None)
     words = {"imported": "imported, see below", "served": "recorded from a server, see below"}
+    words["evaluated"] = f"by {_code(manifest['policy'])} in an evaluation, see below"
     return f"by `{manifest['policy']}`" if kind is None else words[kind]
 
 
@@ -311,6 +313,18 @@ def _served(manifest: Mapping[str, Any]) -> str:
     )
 
 
+def _evaluated(manifest: Mapping[str, Any]) -> str:
+    """Which model played a configuration's episodes in an evaluation, and with what."""
+    name, told = manifest["config"], manifest["evaluated"]["settings"]
+    rows = [[title, _code(value)] for title, value in told.items()]
+    return (
+        f"## Evaluated episodes: `{name}`\n\nWhat is said above on how episodes were collected is not about these. "
+        f"They are the log of an evaluation (`lmrl eval`): {_code(manifest['policy'])} played them once each. They are "
+        f"to be read and scored; test episodes are not for training. `{name}/header.json` has all settings.\n\n"
+        + table(["setting", "value"], rows, ["value"])
+    )
+
+
 def _code(text: str) -> str:
     """What a stranger wrote, as code in a table: it cannot leave its cell, nor be read as anything else."""
     return f"`{text.replace('`', chr(39)).replace('|', chr(92) + '|')}`"
@@ -370,6 +384,8 @@ def _command(manifest: Mapping[str, Any]) -> str:
     """The command that made a configuration."""
     if "kind" in manifest:
         return "lmrl data interactions"
+    if "evaluated" in manifest:
+        return f"lmrl eval --task {manifest['task']} --model {shlex.quote(manifest['policy'])}"
     if "served" in manifest:
         return f"lmrl serve --tasks {manifest['task']} --record"
     options = "".join(f" --option {_as_argument(*item)}" for item in manifest["env_kwargs"].items())

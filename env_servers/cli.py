@@ -31,6 +31,8 @@ ROOMS: Mapping[str, str] = {
     "train": "trainers.cli:app",
     "eval": "eval_harness.cli:eval_app",
     "report": "eval_harness.cli:report_app",
+    "push-run": "eval_harness.push:run_app",
+    "push-report": "eval_harness.push:report_app",
     "reproduce": "eval_harness.reproduce:app",
     "demo": "eval_harness.demo:app",
 }

@@ -17,6 +17,7 @@ them, and publishing and verifying compare against their hashes. Keys:
     served            of a configuration that a server recorded: how many episodes came without a name, how many
                       were there again, how many each policy, partner and set of options has (the most frequent ones;
                       how many others there are), and `local`, options that name a file of the server's machine
+    evaluated         of an evaluation's log: `settings`, as words
     dataset_info      the entries of the card's YAML for this configuration and `tasks`
     fingerprint       SHA-256 over the names and hashes of all files
 

@@ -94,6 +94,7 @@ ORDER = {
         "plots",
         "report",
         "results",
+        "push",
         "lmrl_score",
         "inspect_tasks",
         "suites",
