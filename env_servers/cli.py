@@ -33,6 +33,7 @@ ROOMS: Mapping[str, str] = {
     "report": "eval_harness.cli:report_app",
     "push-run": "eval_harness.push:run_app",
     "push-report": "eval_harness.push:report_app",
+    "compare": "eval_harness.cli:compare_app",
     "reproduce": "eval_harness.reproduce:app",
     "demo": "eval_harness.demo:app",
 }

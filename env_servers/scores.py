@@ -6,7 +6,8 @@ Every table, card, log and metric of the project takes its numbers from here. St
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 from statistics import NormalDist, fmean
 from typing import NamedTuple, Protocol
 
@@ -134,6 +135,75 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     return Interval(mean - half, mean + half)
 
 
+def clustered_interval(values: Sequence[float], clusters: Sequence[Hashable], confidence: float = 0.95) -> Interval:
+    """Student's t interval of the mean of values that depend on each other within a cluster, such as a start state.
+
+    The mean is a ratio of two sums over clusters (returns, episodes); its linearised variance has the factor
+    G / (G - 1) and the quantile G - 1 degrees of freedom, for G clusters. With one value in each it is `mean_interval`.
+
+    Args:
+        values: One per episode.
+        clusters: The cluster of each.
+        confidence: Share of such intervals that hold the mean over clusters.
+
+    Returns:
+        NaN for one cluster.
+
+    Raises:
+        ValueError: The two differ in length.
+    """
+    if len(values) != len(clusters):
+        raise ValueError(f"there are {len(values)} values and {len(clusters)} clusters; give the cluster of each value")
+    mean, residuals = fmean(values), dict[Hashable, float]()
+    for value, cluster in zip(values, clusters, strict=True):
+        residuals[cluster] = residuals.get(cluster, 0.0) + value - mean
+    number = len(residuals)
+    if number < 2:
+        return Interval(math.nan, math.nan)
+    spread = math.sqrt(number / (number - 1) * math.fsum(r * r for r in residuals.values())) / len(values)
+    half = t_quantile((1 + confidence) / 2, number - 1) * spread
+    return Interval(mean - half, mean + half)
+
+
+def pass_at_k(attempts: int, successes: int, k: int) -> float:
+    """Probability that at least one of k attempts succeeds, unbiased from n >= k of them (Chen et al. 2021, pass@k).
+
+    Raises:
+        ValueError: The numbers are impossible, or k is more than there are attempts.
+    """
+    _check_attempts(attempts, successes, k)
+    return 1 - math.comb(attempts - successes, k) / math.comb(attempts, k)
+
+
+def pass_hat_k(attempts: int, successes: int, k: int) -> float:
+    """Probability that all of k attempts succeed, unbiased from n >= k of them (Yao et al. 2024, pass^k).
+
+    Raises:
+        ValueError: The numbers are impossible, or k is more than there are attempts.
+    """
+    _check_attempts(attempts, successes, k)
+    return math.comb(successes, k) / math.comb(attempts, k)
+
+
+def _check_attempts(attempts: int, successes: int, k: int) -> None:
+    if not 0 <= successes <= attempts:
+        raise ValueError(f"{successes} successes in {attempts} attempts are impossible; give a number from 0 to that")
+    if not 1 <= k <= attempts:
+        raise ValueError(f"k is {k}; it must be from 1 to the number of attempts, {attempts}")
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Exact two-sided p-value that two policies succeed equally often, from pairs in which one alone succeeded."""
+    number, fewer = only_first + only_second, min(only_first, only_second)
+    tail: int = 2 * sum(math.comb(number, k) for k in range(fewer + 1))
+    return min(1.0, tail / (1 << number))
+
+
+def worst_mean(mean: float, episodes: int, failed: int, min_return: float) -> float:
+    """The mean return if every episode that could not be evaluated had had the task's lowest return."""
+    return (mean * episodes + failed * min_return) / (episodes + failed)
+
+
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> Interval:
     """Wilson's score interval of a share; unlike the normal one it is right near 0 and 1."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -143,6 +213,7 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> In
     return Interval(max(0.0, centre - half), min(1.0, centre + half))
 
 
+@lru_cache(maxsize=1024)
 def t_quantile(probability: float, degrees: int) -> float:
     """Quantile of Student's t distribution for a probability in (0.5, 1), by bisection of its integral."""
     constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)

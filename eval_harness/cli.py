@@ -1,4 +1,4 @@
-"""`lmrl eval`, which plays and logs, and `lmrl report`, which sets logs side by side."""
+"""`lmrl eval`, which plays and logs; `lmrl report` and `lmrl compare`, which set logs side by side."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from env_servers.cli import Partner, PartnerOption, Record, Servers
 
 eval_app = typer.Typer(add_completion=False)
 report_app = typer.Typer(add_completion=False)
+compare_app = typer.Typer(add_completion=False)
 
 
 @eval_app.command(
@@ -145,13 +146,17 @@ def report(
     """Score logs again, without their models, and set them side by side."""
     from rich.console import Console
 
-    from eval_harness.report import to_json, to_markdown, to_partner_table, to_table, write_html
+    from eval_harness.report import section_table, to_json, to_markdown, to_partner_table, to_table, write_html
     from eval_harness.score import score
+    from eval_harness.sections import statistics_sections
 
     scored = [score(folder, replay=replay) for folder in dict.fromkeys(runs)]
     Console().print(to_table(scored))
     if (partners := to_partner_table(scored)) is not None:
         Console().print(partners)
+    for section in statistics_sections(scored):
+        typer.echo()
+        Console().print(section_table(section))
     for path, render in ((json, to_json), (markdown, to_markdown)):
         if path is not None:
             path.write_text(render(scored), encoding="utf-8")
@@ -159,3 +164,34 @@ def report(
     if html is not None:
         write_html(scored, html)
         typer.echo(f"wrote {html}")
+
+
+@compare_app.command(name="compare", epilog="Example: lmrl compare runs/maze/bc-seed0 runs/maze/ilql-seed0 --markdown")
+def compare(
+    first: Annotated[Path, typer.Argument(help="Folder that `lmrl eval` wrote.", metavar="RUN_A")],
+    second: Annotated[Path, typer.Argument(help="Another, of the same task.", metavar="RUN_B")],
+    json: Annotated[Path | None, typer.Option(help="Write the numbers as JSON.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+) -> None:
+    """Compare two runs on the episodes that both have: the difference RUN_A minus RUN_B, how sure it is."""
+    import json as json_module
+
+    from rich.console import Console
+
+    from eval_harness.comparison import compare as compare_runs
+    from eval_harness.report import escape_markdown, section_markdown, section_table
+    from eval_harness.score import defined
+    from eval_harness.sections import comparison_section, verdict
+
+    found, names = compare_runs(first, second), (str(first), str(second))
+    words, section = verdict(found, *names), comparison_section(found, *names)
+    if markdown:
+        typer.echo(f"{escape_markdown(words)}\n\n{section_markdown(section)}")
+    else:
+        Console(soft_wrap=True).print(words, markup=False, highlight=False)
+        typer.echo()
+        Console().print(section_table(section))
+    if json is not None:
+        record = {"first": names[0], "second": names[1], **defined(found)}
+        json.write_text(json_module.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        typer.echo(f"wrote {json}", err=markdown)  # what is printed with --markdown is Markdown

@@ -24,9 +24,11 @@ from rich.text import Text
 
 from env_servers.scores import Interval, Summary
 from env_servers.tasks import load_task
+from eval_harness.comparison import aggregate, repeats
 from eval_harness.log import UNFINISHED, Logged, read_episodes
 from eval_harness.plots import MeanReturn, Returns, histogram_figure, mean_figure
-from eval_harness.score import ScoredRun, to_record
+from eval_harness.score import ScoredRun, defined, to_record
+from eval_harness.sections import Section, statistics_sections
 
 SCALE_TITLES = {"lmrl": "Score", "paper": "Score (paper)"}
 HASH_SHOWN = 12  # digits of a hash in a partner's revision in the terminal; the other forms have all
@@ -202,8 +204,15 @@ def _episodes(run: ScoredRun) -> str:
 
 
 def to_json(runs: Sequence[ScoredRun]) -> str:
-    """The runs' numbers and headers as JSON: a list of what `results.json` holds, with the folder."""
-    return json.dumps([{"folder": str(run.folder), **to_record(run)} for run in runs], indent=2) + "\n"
+    """The runs' numbers and headers as JSON: `runs` is a list of what `results.json` holds, with the folder;
+    `repeats` and `aggregates` (by scale) are those of `eval_harness.comparison`."""
+    found = {scale: aggregate(runs, scale) for scale in scale_names(runs)}
+    record = {
+        "runs": [{"folder": str(run.folder), **to_record(run)} for run in runs],
+        "repeats": [{"task": task, "model": model, **defined(rates)} for task, model, rates in repeats(runs)],
+        "aggregates": {scale: defined(value) for scale, value in found.items() if value is not None},
+    }
+    return json.dumps(record, indent=2, allow_nan=False) + "\n"
 
 
 def to_markdown(runs: Sequence[ScoredRun]) -> str:
@@ -219,10 +228,33 @@ def to_markdown(runs: Sequence[ScoredRun]) -> str:
             lines.append(f"| {' | '.join([escape_markdown(label), *texts])} |")
         lines.append("")
     lines += [NOTE, ""]
+    for section in statistics_sections(runs):
+        lines += [section_markdown(section), ""]
     for run, label in zip(runs, labels(runs), strict=True):
         told = "; ".join(f"{name} {escape_markdown(value)}" for name, value in settings(run).items())
         lines.append(f"- **{escape_markdown(label)}**: {told}")
     return "\n".join(lines) + "\n"
+
+
+def section_markdown(section: Section) -> str:
+    """A section as Markdown, without a line break at its end."""
+    lines = [f"## {escape_markdown(section.title)}", "", f"| {' | '.join(escape_markdown(t) for t in section.head)} |"]
+    lines.append("|" + " --- |" + " ---: |" * (len(section.head) - 1))
+    lines += [f"| {' | '.join(escape_markdown(text) for text in row)} |" for row in section.rows]
+    lines += [line for note in section.notes for line in ("", escape_markdown(note))]
+    return "\n".join(lines)
+
+
+def section_table(section: Section) -> Table:
+    """A section as a table for the terminal, its notes below."""
+    caption = Text("\n".join(section.notes))
+    table = Table(title=Text(section.title), title_justify="left", caption=caption, caption_justify="left")
+    table.box, table.header_style, table.pad_edge, table.padding = None, "bold", False, (0, 2, 0, 0)
+    for number, title in enumerate(section.head):
+        table.add_column(Text(title), overflow="fold", justify="right" if number else "left")
+    for row in section.rows:
+        table.add_row(*(Text(text) for text in row))
+    return table
 
 
 def _interval(interval: Interval, digits: int, factor: float = 1.0) -> str:

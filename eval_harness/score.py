@@ -6,18 +6,47 @@ still going can be scored too; with `replay`, every episode's actions are played
 
 from __future__ import annotations
 
+import json
+import math
+import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from env_servers.play import replay as replay_episode
-from env_servers.scores import EpisodeScore, Normalisation, Summary, normalize, summarize
+from env_servers.scores import (
+    EpisodeScore,
+    Interval,
+    Normalisation,
+    Summary,
+    clustered_interval,
+    normalize,
+    summarize,
+    worst_mean,
+)
 from env_servers.tasks import load_task
 from env_servers.trajectory import Trajectory
 from eval_harness.log import Header, read_episodes, read_failures, read_header
+from eval_harness.statistics import bootstrap_interval
 from hub_datasets.manifest import as_json
+
+SEED = 0  # of all resampling: a log has the same intervals whenever it is scored
+
+
+class StartIntervals(NamedTuple):
+    """The mean return with whole start states as the units that are drawn: what other starts would give.
+
+    Attributes:
+        starts: How many different ones were played.
+        return_interval: 95 % t interval, robust to the dependence of episodes from one start.
+        return_bootstrap: 95 % bootstrap interval that draws starts.
+    """
+
+    starts: int
+    return_interval: Interval
+    return_bootstrap: Interval
 
 
 @dataclass(frozen=True)
@@ -61,8 +90,12 @@ class ScoredRun:
         normalized: The mean return on each of the task's scales (0, 50, 100), by the scale's name.
         end_reasons: How many episodes ended for which reason, the most frequent first.
         cut_actions: How many actions the token budget cut short.
-        failed: How many episodes something outside the task kept from being finished. They are in no other number.
+        failed: How many episodes something outside the task kept from being finished. They are in no other number
+            but `worst_return`.
         partner: Who spoke for the environment; None in a task without partner.
+        return_bootstrap: 95 % bootstrap interval of the mean return, with episodes as the units.
+        by_start: Intervals with start states as the units; None where no start was played twice.
+        worst_return: The mean return if all that failed had had the task's lowest return; None where none failed.
     """
 
     folder: Path
@@ -73,6 +106,9 @@ class ScoredRun:
     cut_actions: int
     failed: int = 0
     partner: PartnerUse | None = None
+    return_bootstrap: Interval | None = None
+    by_start: StartIntervals | None = None
+    worst_return: float | None = None
 
     @property
     def complete(self) -> bool:
@@ -93,7 +129,7 @@ def score(folder: str | Path, *, replay: bool = False) -> ScoredRun:
     """
     folder = Path(folder)
     header = read_header(folder)
-    scores, seen = list[EpisodeScore](), set[str]()
+    scores, starts, seen = list[EpisodeScore](), list[str](), set[str]()
     ends, cut, partner = Counter[str](), 0, _PartnerCount()
     for trajectory, actions in read_episodes(folder):
         if trajectory.episode_id in seen:
@@ -104,6 +140,7 @@ def score(folder: str | Path, *, replay: bool = False) -> ScoredRun:
         scores.append(
             EpisodeScore(trajectory.episode_return, trajectory.success, trajectory.num_turns, trajectory.num_invalid)
         )
+        starts.append(start_of(trajectory))
         ends[trajectory.end_reason] += 1
         partner.add(trajectory)
         cut += sum(action.finish_reason == "length" for action in actions)
@@ -113,11 +150,41 @@ def score(folder: str | Path, *, replay: bool = False) -> ScoredRun:
             "again to play them"
         )
     summary = summarize(scores)
-    normalized = normalize_all(summary.mean_return, load_task(header.task).spec.normalisations)
+    spec = load_task(header.task).spec
+    normalized = normalize_all(summary.mean_return, spec.normalisations)
+    returns = [score.episode_return for score in scores]
     failed, used = len(read_failures(folder)), None
     if header.partner is not None:
         used = partner.use(header.partner["name"], header.partner["revision"])
-    return ScoredRun(folder, header, summary, normalized, dict(ends.most_common()), cut, failed, used)
+    return ScoredRun(
+        folder,
+        header,
+        summary,
+        normalized,
+        dict(ends.most_common()),
+        cut,
+        failed,
+        used,
+        return_bootstrap=bootstrap_interval(returns, random.Random(SEED)),
+        by_start=_by_start(returns, starts),
+        worst_return=worst_mean(summary.mean_return, len(scores), failed, spec.min_return) if failed else None,
+    )
+
+
+def start_of(trajectory: Trajectory) -> str:
+    """The name of an episode's start state: what the task calls `start` in its info, where start states repeat; else
+    the episode itself is the only one of its start."""
+    if "start" in trajectory.info:
+        return json.dumps(trajectory.info["start"], sort_keys=True)
+    return f"{trajectory.split} {trajectory.index}"
+
+
+def _by_start(returns: list[float], starts: list[str]) -> StartIntervals | None:
+    number = len(set(starts))
+    if number == len(starts):
+        return None
+    bootstrap = bootstrap_interval(returns, random.Random(SEED), clusters=starts)
+    return StartIntervals(number, clustered_interval(returns, starts), bootstrap)
 
 
 class _PartnerCount:
@@ -156,9 +223,25 @@ def to_record(run: ScoredRun) -> dict[str, Any]:
         "end_reasons": dict(run.end_reasons),
         "cut_actions": run.cut_actions,
         "failed": run.failed,
+        "worst_return": run.worst_return,
+        "return_bootstrap": None if run.return_bootstrap is None else defined(run.return_bootstrap),
+        "by_start": None if run.by_start is None else defined(run.by_start),
         "partner": None if run.partner is None else {**asdict(run.partner), "rates": run.partner.rates},
         "header": asdict(run.header),
     }
+
+
+def defined(value: Any) -> Any:
+    """Named tuples as mappings, intervals as lists, and None for NaN, which JSON has not."""
+    if isinstance(value, Interval):
+        return [defined(end) for end in value]
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: defined(item) for name, item in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {str(name): defined(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [defined(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _check_replay(folder: Path, trajectory: Trajectory) -> None:

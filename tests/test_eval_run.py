@@ -457,7 +457,7 @@ def test_the_two_commands_from_run_to_page(tmp_path: Path) -> None:
     ]
     shown = runner.invoke(report_app, [str(folder), *options, "--replay"])
     assert shown.exit_code == 0, shown.output
-    assert json.loads(files["numbers.json"].read_text())[0]["summary"]["mean_return"] == -6.84
+    assert json.loads(files["numbers.json"].read_text())["runs"][0]["summary"]["mean_return"] == -6.84
     assert "| scripted:optimal | 25 | -6.84" in files["table.md"].read_text()
     assert "<h1>Evaluation report</h1>" in files["page.html"].read_text()
 

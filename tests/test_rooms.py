@@ -89,7 +89,10 @@ ORDER = {
     "eval_harness": [
         "models",
         "log",
+        "statistics",
         "score",
+        "comparison",
+        "sections",
         "run",
         "plots",
         "report",
