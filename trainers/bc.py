@@ -26,8 +26,8 @@ from trl.trainer.sft_trainer import SFTTrainer
 from env_servers.tasks import load_task
 from hub_datasets.load import resolve
 from trainers.adapters import lora_config, lora_settings
-from trainers.card import render_card
 from trainers.filters import check_rule, filter_trajectories
+from trainers.finish import finish, record_of
 from trainers.load import PolicyRecord, make_repository
 from trainers.monitor import Measured, Measuring, check_env, reads_like, train_until_stopped
 from trainers.policy import LanguageModelPolicy
@@ -38,7 +38,6 @@ from trainers.runs import (
     dataset_record,
     first_model,
     keep_freed_memory,
-    leave_policy,
     make_renderer,
     outcome,
     processes,
@@ -48,7 +47,7 @@ from trainers.runs import (
     trainer_arguments,
 )
 from trainers.sequences import build_dataset, merge_repeated, row_collator
-from trainers.sharding import sharding_checkpoints, whole
+from trainers.sharding import sharding_checkpoints
 from trainers.tokens import IGNORED, Memory
 
 
@@ -405,16 +404,9 @@ def _learn(
     trainer = BCTrainer(model=model, args=BCConfig(**common), processing_class=tokenizer, **given)
     trainer.measuring = measuring
     train_until_stopped(trainer, checkpoint)
-    record = PolicyRecord(
-        algorithm="bc" if settings.filter is None else "filtered_bc",
-        task=settings.task,
-        task_version=spec.version,
-        rendering=renderer.rendering,
-        memory=renderer.memory,
-        max_length=renderer.max_length,
-        action_room=renderer.action_room,
-        dataset=dataset_record(settings.source, settings.config, settings.revision),
-        filter=settings.filter,
+    record = record_of(
+        "bc" if settings.filter is None else "filtered_bc",
+        renderer,
         base_model=base_model,
         seed=settings.seed,
         training={
@@ -425,13 +417,7 @@ def _learn(
             "learning_rate": settings.lr,
             **outcome(trainer.state, settings.eval_episodes),
         },
+        dataset=dataset_record(settings.source, settings.config, settings.revision),
+        filter=settings.filter,
     )
-    trained = trainer.accelerator.unwrap_model(trainer.model)
-    if lora is not None:
-        trained = trained.merge_and_unload()
-    # All processes: what FSDP and ZeRO-3 divided among them is put together.
-    weights = whole(trained.state_dict(keep_vars=True), keep=state.is_main_process)
-    if state.is_main_process:
-        card = render_card(record, spec, name, settings.command())
-        leave_policy(folder, trained, tokenizer, record, trainer.state.log_history, card, weights=weights)
-    return record
+    return finish(trainer, folder, renderer, record, name=name, command=settings.command())

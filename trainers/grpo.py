@@ -19,7 +19,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from env_servers.cli import env_maker
 from env_servers.tasks import load_task, unknown
 from trainers.adapters import lora_config, lora_settings
-from trainers.card import render_card
+from trainers.finish import finish, record_of
 from trainers.load import PolicyRecord, make_repository
 from trainers.monitor import Measured, Measuring, check_env, reads_like, train_until_stopped
 from trainers.policy import LanguageModelPolicy
@@ -31,14 +31,12 @@ from trainers.runs import (
     command_line,
     first_model,
     keep_freed_memory,
-    leave_policy,
     make_renderer,
     outcome,
     processes,
     trainer_arguments,
 )
 from trainers.scratch import SIZES
-from trainers.sharding import whole
 
 # What the run itself says, or what its episodes leave no room for.
 OURS = (
@@ -252,16 +250,9 @@ def _learn(
         )
         trainer.measuring = measuring
         train_until_stopped(trainer, checkpoint)
-    record = PolicyRecord(
-        algorithm="grpo",
-        task=run.task,
-        task_version=spec.version,
-        rendering=renderer.rendering,
-        memory=renderer.memory,
-        max_length=renderer.max_length,
-        action_room=renderer.action_room,
-        dataset={"source": None, "revision": None},
-        filter=None,
+    record = record_of(
+        "grpo",
+        renderer,
         base_model=start.base_model,
         seed=run.seed,
         training={
@@ -272,11 +263,4 @@ def _learn(
             **outcome(trainer.state, run.eval_episodes),
         },
     )
-    trained = trainer.accelerator.unwrap_model(trainer.model)
-    if lora is not None:
-        trained = trained.merge_and_unload()
-    weights = whole(trained.state_dict(keep_vars=True), keep=state.is_main_process)
-    if state.is_main_process:
-        card = render_card(record, spec, name, run.command())
-        leave_policy(folder, trained, start.tokenizer, record, trainer.state.log_history, card, weights=weights)
-    return record
+    return finish(trainer, folder, renderer, record, name=name, command=run.command())

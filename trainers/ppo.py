@@ -13,54 +13,42 @@ and the first round, which alarms compare with, are read from there.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
-from transformers.trainer_utils import get_last_checkpoint
 
-from env_servers.cli import env_maker
-from env_servers.play import Played
 from env_servers.seeding import hash_seed
-from env_servers.task import EpisodeError
 from env_servers.tasks import load_task
 from trainers.actor_critic import ActorCritic, LossSettings
 from trainers.adapters import LoraSettings
 from trainers.alarms import ADVICE, Limits, TrainingCollapsed, alarm_of_round, alarm_of_update
 from trainers.ilql import ValueConfig, ValueTrainer
-from trainers.monitor import WHOLE_WEIGHTS, reads_like
-from trainers.online import OnlinePolicy, Rollouts, Round, collect, numbers_of, round_metrics, write_transcripts
-from trainers.policy import Sampling
 from trainers.ppo_losses import ESTIMATORS, Advantages, KLController, divergence, whiten
 from trainers.ppo_rows import RoundRows, Row, advantages_of, filler, load_rows, make_batch, rows_of
+from trainers.rounds import PlaysRounds, RoundSettings
 from trainers.runs import make_renderer
 from trainers.sequences import row_collator
-from trainers.sharding import whole
 from trainers.tokens import IGNORED, Renderer
 from trainers.transitions import Discounting, check_discounting
 from trainers.values import HeadSettings
 
-KL_WEIGHT, KL, ENV_STEPS = "objective/kl_coef", "objective/kl", "rollout/total_env_steps"
+KL_WEIGHT, KL = "objective/kl_coef", "objective/kl"
 
 
 @dataclass
-class PPOConfig(ValueConfig):
+class PPOConfig(RoundSettings, ValueConfig):
     """`transformers.TrainingArguments` with PPO's: TRL's names where its PPO had them, LMRL-Gym's values (Table 3).
 
-    bfloat16 and gradient checkpointing are on where there is a GPU that does them. `max_steps` follows from `rounds`.
+    bfloat16 and gradient checkpointing are on where there is a GPU that does them.
     """
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of policy and value head."})
     adam_beta2: float = field(default=0.999, metadata={"help": "Adam's second beta; a smaller one lets it jump."})
     cql_weight: float = field(default=0.0, init=False, repr=False, metadata={"help": "Has no part in PPO."})
-    rounds: int = field(default=100, metadata={"help": "Rounds of playing and learning."})
-    rollouts: int = field(default=512, metadata={"help": "Episodes of a round, of all processes together."})
-    slots: int = field(default=64, metadata={"help": "Episodes at the same time, in each process."})
     num_ppo_epochs: int = field(default=4, metadata={"help": "Passes over a round."})
     num_mini_batches: int = field(default=4, metadata={"help": "Steps of the optimiser in a pass."})
     cliprange: float = field(default=0.2, metadata={"help": "How far the ratio of probabilities may go from 1."})
@@ -75,11 +63,7 @@ class PPOConfig(ValueConfig):
     whiten_rewards: bool = field(default=False, metadata={"help": "Give rewards, too, variance 1 over the round."})
     bc_coef: float = field(default=1.0, metadata={"help": "Weight of cross entropy on bc_dataset, if there is one."})
     bc_batch_size: int = field(default=32, metadata={"help": "Rows of bc_dataset per step, of all processes."})
-    temperature: float = field(default=1.0, metadata={"help": "Of sampling."})
-    response_length: int | None = field(default=None, metadata={"help": "Most tokens of an action."})
-    max_episode_tokens: int | None = field(default=None, metadata={"help": "Most tokens said in an episode."})
     local_rollout_forward_batch_size: int = field(default=64, metadata={"help": "Rows in a pass without gradient."})
-    num_sample_generations: int = field(default=2, metadata={"help": "Episodes of a round written out to read."})
     linear_head: bool = field(default=True, metadata={"help": "A value head of one layer instead of two."})
     head_bias: float = field(default=0.0, metadata={"help": "First value of all states."})
     alarm_kl: float = field(default=Limits().kl, metadata={"help": "See trainers.alarms; 0 is off, as below."})
@@ -89,20 +73,13 @@ class PPOConfig(ValueConfig):
     alarm_invalid: float = field(default=Limits().invalid, metadata={"help": "See there."})
 
     def __post_init__(self) -> None:
-        self.max_steps = self.rounds * self.steps_per_round
-        self.ignore_data_skip = True  # a checkpoint's rounds are not played again
         super().__post_init__()
         check_discounting(Discounting(self.gamma, self.discount, self.reward_scale))
-        positive = ("rounds", "rollouts", "slots", "num_ppo_epochs", "num_mini_batches", "temperature", "kl_horizon")
-        for name in positive:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        self.check_positive("num_ppo_epochs", "num_mini_batches", "kl_horizon")
         if not 0 <= self.lam <= 1:
             raise ValueError(f"lam is {self.lam}; allowed are numbers from 0 to 1")
         if self.kl_estimator not in ESTIMATORS:
             raise ValueError(f"kl_estimator is {self.kl_estimator!r}; allowed: {', '.join(ESTIMATORS)}")
-        if self.rollouts < self.world_size:
-            raise ValueError(f"rollouts is {self.rollouts}, less than the {self.world_size} processes that play them")
 
     @property
     def steps_per_round(self) -> int:
@@ -121,7 +98,7 @@ class _Assessed(NamedTuple):
     advantages: Advantages
 
 
-class PPOTrainer(ValueTrainer):
+class PPOTrainer(PlaysRounds, ValueTrainer):
     """Plays rounds of a task, and learns from them.
 
     Args:
@@ -157,7 +134,7 @@ class PPOTrainer(ValueTrainer):
         **options: Any,
     ) -> None:
         spec = load_task(task).spec
-        self.renderer = renderer or make_renderer(model, processing_class, spec, None, None)
+        renderer = renderer or make_renderer(model, processing_class, spec, None, None)
         actor = ActorCritic(
             model,
             HeadSettings(args.linear_head, args.head_bias),
@@ -169,42 +146,26 @@ class PPOTrainer(ValueTrainer):
         )
         options.setdefault("eval_dataset", [] if args.eval_strategy != "no" else None)  # it asks for one, in vain
         super().__init__(model=actor, args=args, processing_class=processing_class, **options)
-        self._env, self._name, self._transcripts, self._bc_dataset = env, name, transcripts, bc_dataset
-        self._pad_id = int(min(self.renderer.stop_ids))  # never read: padding is on the right, and masked
+        self._bc_dataset = bc_dataset
+        self._pad_id = int(min(renderer.stop_ids))  # never read: padding is on the right, and masked
         self._collate_bc = row_collator(processing_class)
-        process = {"process": self.accelerator.process_index, "processes": self.accelerator.num_processes}
-        self.rollouts = Rollouts(task, args.rollouts, args.slots, env_kwargs, seed=args.seed, **process)
         self.controller = KLController(args.kl_coef, args.kl_target, args.kl_horizon)
         self.value_range = (args.reward_scale * spec.min_return, args.reward_scale * spec.max_return)
-        # Whoever has its weights in parts plays with a copy of its own, so that all need not act in step.
-        self._copy = None if self.accelerator.distributed_type in WHOLE_WEIGHTS else copy.deepcopy(actor.model)
-        self.policy = OnlinePolicy(
-            actor.model if self._copy is None else self._copy.to(args.device),
-            processing_class,
-            spec,
-            name=name,
-            sampling=Sampling(args.temperature, max_new_tokens=args.response_length),
-            batch_size=args.slots,
-            max_episode_tokens=args.max_episode_tokens,
-            **reads_like(self.renderer),
-        )
+        self.prepare_rounds(task, renderer, env_kwargs=env_kwargs, env=env, name=name, transcripts=transcripts)
 
-    def get_train_dataloader(self) -> Any:
-        """The endless stream of minibatches; each round is played when its first one is asked for."""
-        return _Stream(self)
+    def acting_part(self, model: ActorCritic) -> Any:
+        """The language model in it."""
+        return model.model
 
-    def minibatches(self) -> Iterator[dict[str, Any]]:
-        """Batches from where the trainer's state is, `gradient_accumulation_steps` for each step."""
+    def round_batches(self, known: RoundRows, number: int, begun: int) -> Iterator[dict[str, Any]]:
+        """Several passes over the round's rows, each in minibatches."""
         args: Any = self.args
-        while True:
-            number, begun = divmod(self.state.global_step, args.steps_per_round)
-            rows = self._begun_round(number) if begun else self.play_round(number)
-            for passed in range(args.num_ppo_epochs):
-                chosen = rows.minibatches(args.num_mini_batches, hash_seed("minibatches", args.seed, number, passed))
-                for mini, mine in enumerate(chosen):
-                    at = passed * args.num_mini_batches + mini
-                    if at >= begun:
-                        yield from self._parts(rows, mine, number * args.steps_per_round + at)
+        for passed in range(args.num_ppo_epochs):
+            chosen = known.minibatches(args.num_mini_batches, hash_seed("minibatches", args.seed, number, passed))
+            for mini, mine in enumerate(chosen):
+                at = passed * args.num_mini_batches + mini
+                if at >= begun:
+                    yield from self._parts(known, mine, number * args.steps_per_round + at)
 
     def play_round(self, number: int) -> RoundRows:
         """Play a round, see what the policy makes of it, and log it.
@@ -213,22 +174,13 @@ class PPOTrainer(ValueTrainer):
             TrainingCollapsed: An alarm went off.
             EpisodeError: No episode could be played.
         """
-        self._remove_old_rounds()
-        found, episodes = self._play(number)
-        told = self._gathered([(numbers_of(played), len(rows)) for played, rows in episodes])
-        failed = self._gathered([(found.failed, found.seconds, found.error)])
-        if not told:
-            reason = next((error for _, _, error in failed if error), "there are none")
-            raise EpisodeError(f"none of the {self.rollouts.episodes} episodes of round {number} was played: {reason}")
-        metrics = round_metrics(
-            (numbers for numbers, _ in told), sum(f for f, _, _ in failed), max(s for _, s, _ in failed)
-        )
-        rows = [row for _, of_episode in episodes for row in of_episode]
+        played, _, metrics = self.play(number)
+        by_episode = {one.trajectory.index: rows_of(one, self.policy) for one in played}
+        counts = dict(self.gathered([(place, len(rows)) for place, rows in by_episode.items()]))
+        rows = [row for of_episode in by_episode.values() for row in of_episode]
         scored = self._assess(rows, metrics)
-        counts = {numbers.place: count for numbers, count in told}
         known = RoundRows(rows, counts, scored.logprobs, scored.values, *scored.advantages)
-        metrics[ENV_STEPS] = sum([*self._logged(ENV_STEPS)[-1:], metrics["rollout/env_steps"]])
-        known.save(self._file(number, "pt"))
+        known.save(self.round_file(number, "pt"))
         self.log(metrics)
         first = next(entry for entry in self.state.log_history if KL in entry)
         args: Any = self.args
@@ -236,29 +188,9 @@ class PPOTrainer(ValueTrainer):
         self._stop_on(alarm_of_round(metrics, first, args.limits, vocabulary), f"in round {number}")
         return known
 
-    def playing_model(self) -> Any:
-        """The policy as a language model that this process can use by itself; all processes must call it together."""
-        if self._copy is not None:
-            actor: Any = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-            self._copy.load_state_dict(whole(actor.model.state_dict(keep_vars=True)))
-        return self.policy.model
-
-    def _play(self, number: int) -> tuple[Round, list[tuple[Played, list[Row]]]]:
-        model = self.playing_model()
-        learning = model.training
-        self.policy.name = f"{self._name}-round-{number}"
-        self.policy.begin(number)
-        try:
-            model.eval()
-            with env_maker(self._env) as make, self.compute_loss_context_manager():
-                found = collect(self.rollouts, self.policy, number, self._file(number, "jsonl"), make)
-        finally:
-            model.train(learning)
-        args: Any = self.args
-        if self._transcripts is not None and self.is_world_process_zero() and args.num_sample_generations:
-            shown = found.played[: args.num_sample_generations]
-            write_transcripts(self._transcripts / f"round-{number:05d}.txt", shown)
-        return found, [(played, rows_of(played, self.policy)) for played in found.played]
+    def begun_round(self, number: int) -> RoundRows:
+        """What was known of a round when the run was stopped."""
+        return load_rows(self.kept_file(number, "pt"))
 
     def _assess(self, rows: list[Row], metrics: dict[str, float]) -> _Assessed:
         """What is known of all action tokens before the passes; adds to the metrics."""
@@ -295,7 +227,7 @@ class PPOTrainer(ValueTrainer):
         order = sorted(range(len(rows)), key=lambda number: len(rows[number].input_ids))
         order = [number for number in order if rows[number].places or rows[number].next_state is not None]
         parts = [order[start : start + size] for start in range(0, len(order), size)]
-        most = max(self._gathered([len(parts)]))
+        most = max(self.gathered([len(parts)]))
         found: list[dict[str, Tensor]] = [{}] * len(rows)
         for part in [*parts, *([[]] * (most - len(parts)))]:  # all processes call the model equally often
             some = [rows[number] for number in part] or [filler(self._pad_id)]
@@ -334,51 +266,23 @@ class PPOTrainer(ValueTrainer):
         count = sum(label != IGNORED for row in rows for label in row["labels"][1:])
         return [{**row, "weight": count} for row in rows][self.rollouts.process :: self.rollouts.processes]
 
-    def _begun_round(self, number: int) -> RoundRows:
-        path = self._file(number, "pt")
-        if not path.exists():
-            raise FileNotFoundError(
-                f"the checkpoint is from the middle of round {number}, and {path}, which has the round's episodes, is "
-                "gone; delete that checkpoint to go on from the one before"
-            )
-        return load_rows(path)
-
-    def _file(self, number: int, ending: str) -> Path:
-        return Path(str(self.args.output_dir)) / "rounds" / f"{number:05d}-{self.rollouts.process}.{ending}"
-
-    def _remove_old_rounds(self) -> None:
-        """Delete this process's files of rounds before the last checkpoint, which no run can need again."""
-        folder, args = Path(str(self.args.output_dir)), self.args
-        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None  # type: ignore[no-untyped-call]
-        needed = 0 if last is None else int(last.rpartition("-")[2]) // args.steps_per_round  # type: ignore[attr-defined]
-        for path in (folder / "rounds").glob(f"*-{self.rollouts.process}.*"):
-            if int(path.name.partition("-")[0]) < needed:
-                path.unlink()
-
     def _kl_weight(self) -> float:
         """The weight of the penalty in the round to come, from what was logged of the last one."""
-        used, kl = self._logged(KL_WEIGHT), self._logged(KL)
+        used, kl = self.logged(KL_WEIGHT), self.logged(KL)
         return self.controller.after(used[-1], kl[-1], self.rollouts.episodes) if used else self.controller.first
-
-    def _logged(self, name: str) -> list[float]:
-        return [entry[name] for entry in self.state.log_history if name in entry]
-
-    def _gathered(self, items: list[Any]) -> list[Any]:
-        """The items of all processes."""
-        return list(gather_object(items)) if self.rollouts.processes > 1 else items
 
     def _moments(self, numbers: Tensor) -> tuple[float, float]:
         """Mean and population variance over all processes; 0 where there are none."""
-        sums = self._gathered([(numbers.numel(), numbers.double().sum().item())])
+        sums = self.gathered([(numbers.numel(), numbers.double().sum().item())])
         count = max(sum(n for n, _ in sums), 1)
         mean = sum(total for _, total in sums) / count
-        squares = self._gathered([(numbers.double() - mean).square().sum().item()])
+        squares = self.gathered([(numbers.double() - mean).square().sum().item()])
         return mean, sum(squares) / count
 
     def _check_divergence(self, loss: float, means: dict[str, float]) -> None:
         super()._check_divergence(loss, means)
         args: Any = self.args
-        before = self._logged("losses/value")
+        before = self.logged("losses/value")
         where = f"after {self.state.global_step} steps"
         self._stop_on(alarm_of_update(means, before[0] if before else None, args.limits), where)
 
@@ -400,13 +304,3 @@ class PPOTrainer(ValueTrainer):
             if "bc" in batch:
                 batch["bc"]["count"] = batch["bc"].pop("weight")[0].float()
         return batches, count
-
-
-class _Stream:
-    """What the trainer takes for a dataloader; it has no length."""
-
-    def __init__(self, trainer: PPOTrainer) -> None:
-        self._trainer = trainer
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._trainer.minibatches()

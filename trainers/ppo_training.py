@@ -18,11 +18,12 @@ from hub_datasets.load import resolve
 from trainers.actor_critic import ActorCritic
 from trainers.adapters import lora_settings
 from trainers.alarms import TrainingCollapsed
-from trainers.card import render_card
+from trainers.finish import finish, record_of
 from trainers.load import PolicyRecord, make_repository, save_policy
 from trainers.monitor import Measuring, check_env, reads_like, train_until_stopped
 from trainers.policy import LanguageModelPolicy
-from trainers.ppo import ENV_STEPS, KL, PPOConfig, PPOTrainer
+from trainers.ppo import KL, PPOConfig, PPOTrainer
+from trainers.rounds import ENV_STEPS
 from trainers.runs import (
     TrainResult,
     behavior_memory,
@@ -31,7 +32,6 @@ from trainers.runs import (
     dataset_record,
     first_model,
     keep_freed_memory,
-    leave_policy,
     make_renderer,
     outcome,
     processes,
@@ -44,7 +44,6 @@ from trainers.sequences import build_dataset
 from trainers.sharding import whole
 
 LAST_GOOD, TRANSCRIPTS = "last_good", "transcripts"
-NO_DATASET: dict[str, str | None] = {"source": None, "revision": None}
 
 
 class PPORun(NamedTuple):
@@ -237,13 +236,9 @@ def _learn(
     except (TrainingCollapsed, FloatingPointError) as alarm:
         raise TrainingCollapsed(f"{alarm}{_save_last_good(run, folder, trainer, base_model)}") from alarm
     record = _record(run, trainer, base_model)
-    # All processes: what FSDP and ZeRO-3 divided among them is put together.
     actor = trainer.accelerator.unwrap_model(trainer.model)
-    weights = whole(actor.policy_state(), keep=state.is_main_process)
-    if state.is_main_process:
-        card = render_card(record, spec, name, run.command())
-        leave_policy(folder, actor.model, tokenizer, record, trainer.state.log_history, card, weights=weights)
-    return record
+    weights = actor.policy_state()
+    return finish(trainer, folder, renderer, record, name=name, command=run.command(), model=actor.model, state=weights)
 
 
 # Settings of a run that `PPOConfig` has by the same name.
@@ -278,19 +273,14 @@ def _arguments(run: PPORun, folder: Path, report_to: str, memory: int | None) ->
 
 
 def _record(run: PPORun, trainer: PPOTrainer, base_model: Any) -> PolicyRecord:
-    renderer, log = trainer.renderer, trainer.state.log_history
+    log = trainer.state.log_history
     played = [entry for entry in log if KL in entry]
-    return PolicyRecord(
-        algorithm="ppo",
-        task=run.task,
-        task_version=renderer.spec.version,
-        rendering=renderer.rendering,
-        memory=renderer.memory,
-        max_length=renderer.max_length,
-        action_room=renderer.action_room,
-        dataset=NO_DATASET if run.source is None else dataset_record(run.source, run.config, run.revision),
+    return record_of(
+        "ppo",
+        trainer.renderer,
         base_model=base_model,
         seed=run.seed,
+        dataset=None if run.source is None else dataset_record(run.source, run.config, run.revision),
         training={
             "rounds": len(played),
             "rollouts": run.rollouts,
