@@ -274,9 +274,14 @@ def parse_environment(
 
 
 def main() -> None:
-    """Entry point: an error that the user can mend is one message, not a traceback (LMRL_DEBUG=1 shows it)."""
+    """Entry point of `lmrl`."""
+    run(app)
+
+
+def run(command: Callable[[], Any]) -> None:
+    """Run a command: an error that the user can mend is one message, not a traceback (LMRL_DEBUG=1 shows it)."""
     try:
-        app()
+        command()
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None or os.environ.get("LMRL_DEBUG"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from env_servers.cli import ROOMS, parse_options
+from trainers.alarms import TrainingCollapsed
 
 LMRL = str(Path(sys.executable).parent / "lmrl")
 COMMANDS = [
@@ -136,3 +138,20 @@ def test_options_are_json_where_they_can_be() -> None:
         "n": 3,
         "on": True,
     }
+
+
+def test_a_launched_training_tells_its_errors_as_lmrl_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m trainers`, which torchrun and accelerate launch start: a message, and no traceback."""
+
+    def stopped() -> None:
+        raise TrainingCollapsed("training was stopped in round 3: ...")
+
+    monkeypatch.setattr("trainers.cli.app", stopped)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("trainers", run_name="__main__")
+    assert ended.value.code == 1 and capsys.readouterr().err == "lmrl: training was stopped in round 3: ...\n"
+    monkeypatch.setenv("LMRL_DEBUG", "1")
+    with pytest.raises(TrainingCollapsed):
+        runpy.run_module("trainers", run_name="__main__")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from datasets import Dataset
 from safetensors.torch import load_file
 from tiny_models import maze_episodes
@@ -17,6 +19,7 @@ import trainers.runs as runs_module
 from env_servers.play import episode_starts, play
 from env_servers.scores import summarize
 from hub_datasets.load import Source
+from trainers import monitor
 from trainers.bc import train_bc
 from trainers.curves import points, read_log
 from trainers.ilql import ILQLTrainer
@@ -130,3 +133,24 @@ def test_values_read_as_much_of_the_past_as_their_behaviour_policy(tmp_path: Pat
     train_values(ValueRun("mc", "maze", "maze", None, str(tmp_path / "bc"), steps=1, batch_size=8), tmp_path / "mc")
     for name in ("bc", "mc"):
         assert json.loads((tmp_path / name / "policy.json").read_text())["memory"] == 1
+
+
+def test_who_cannot_play_alone_is_refused_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of FSDP, accelerate's state tells nothing before there is a trainer; its launcher's settings do."""
+    gpus = SimpleNamespace(distributed_type=DistributedType.MULTI_GPU, device=torch.device("cuda"))
+    monkeypatch.setattr(monitor, "processes", lambda: gpus)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
+    assert not monitor.weights_in_parts()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match=r"the weights are divided among processes"):
+        monitor.check_env("maze", 1, "ws://127.0.0.1:9")
+    reached = RuntimeError("its servers are looked for")
+
+    def env_maker(_: str) -> Any:
+        raise reached
+
+    monkeypatch.setattr(monitor, "env_maker", env_maker)
+    with pytest.raises(RuntimeError, match="are looked for"):
+        monitor.check_env("maze", 1, "ws://127.0.0.1:9", alone=True)
+    gpus.device = torch.device("cpu")
+    assert not monitor.weights_in_parts(), "there accelerate leaves it at copies"

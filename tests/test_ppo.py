@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,12 +15,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from serving import lmrl_serve
 from test_ilql import TOKENIZER, language_model, weights
 from tiny_models import episode, maze_episodes
 
 from env_servers.play import Played
 from env_servers.policy import Action
 from env_servers.tasks import load_task
+from trainers import online
 from trainers.actor_critic import ActorCritic, LossSettings
 from trainers.adapters import LoraSettings
 from trainers.alarms import Limits, TrainingCollapsed, alarm_of_round, alarm_of_update
@@ -429,10 +433,88 @@ def test_an_alarm_stops_the_run_and_leaves_the_last_good_policy(start: Path, tmp
     with pytest.raises(TrainingCollapsed, match=r"stopped .*last good policy, of step \d, is in .*last_good") as told:
         train_ppo(run(start, rounds=5, lr=1e-3, alarm_kl=0.003), folder)
     assert "nats per token away from its reference" in str(told.value)
+    record = read_record(folder / "last_good")
+    assert record is not None and record.training["steps"] == 2 * record.training["rounds"] > 0
+    assert f"of step {record.training['steps']}," in str(told.value)
     assert load_policy(str(folder / "last_good"), task="maze", device="cpu").name
     assert not (folder / "policy.json").exists()
-    with pytest.raises(TrainingCollapsed, match=r"No checkpoint is from before that: .* began with, "):
-        train_ppo(run(start, lr=1e-3, alarm_ratio=1e-9), tmp_path / "other")
+
+
+def test_an_alarm_before_any_checkpoint_leaves_the_first_policy(start: Path, tmp_path: Path) -> None:
+    """So that `last_good` is there after every alarm."""
+    for name, alarm in {"passes": {"alarm_ratio": 1e-9}, "playing": {"alarm_entropy": 1e-9, "alarm_kl": 1e-9}}.items():
+        folder = tmp_path / name
+        with pytest.raises(TrainingCollapsed, match=r"The last good policy, the one that it began with \(.*last_good$"):
+            train_ppo(run(start, lr=1e-3, **alarm), folder)
+        first, left = (load_policy(str(at), task="maze", device="cpu") for at in (start, folder / "last_good"))
+        assert torch.equal(weights_of(first), weights_of(left))
+        record = read_record(folder / "last_good")
+        assert record is not None and (record.training["steps"], record.training["env_steps"]) == (0, 0)
+
+
+def weights_of(policy: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()])
+
+
+def test_adapters_begin_alike_wherever_the_seed_is_the_same(tmp_path: Path) -> None:
+    """Whatever was drawn before; each process makes its own, and FSDP puts parts of all of them together."""
+    made = []
+    for seed in (1, 1, 2):
+        torch.rand(3)
+        one = trainer(tmp_path, peft_config=LoraSettings(2, 4.0), seed=seed)
+        names = [name for name, _ in one.model.named_parameters() if "lora_A" in name]
+        made.append(torch.cat([one.model.get_parameter(name).detach().flatten() for name in names]))
+    assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
+
+
+def test_a_checkpoint_has_each_weight_once_and_no_reference(tmp_path: Path) -> None:
+    """Also where the state is handed over, as DeepSpeed gathers it: tied weights twice, and the reference."""
+    made = trainer(tmp_path)
+    state = {name: tensor.clone() for name, tensor in made.model.state_dict().items()}
+    state["model.lm_head.weight"] = state["model.transformer.wte.weight"]
+    assert any(name.startswith("reference.") for name in state)
+    made._save(str(tmp_path / "own"))
+    made._save(str(tmp_path / "given"), state_dict=state)
+    own, given = (load_file(tmp_path / name / "model.safetensors") for name in ("own", "given"))
+    assert own.keys() == given.keys() and all(torch.equal(own[name], given[name]) for name in own)
+    assert not any(name.startswith("reference.") for name in own) and "v.output.weight" in own
+
+
+def test_a_server_that_is_killed_costs_its_episodes_alone(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two, amid the second round: its episodes are played again on the other, to the result of a run without any."""
+    many = {"rounds": 3, "rollouts": 8, "slots": 8, "max_episode_tokens": 30}
+    train_ppo(run(start, **many), tmp_path / "here")
+    lost, acts, act, play = list[int](), 0, OnlinePolicy.act, online.play
+
+    def kill(self: OnlinePolicy, contexts: Any) -> Any:
+        nonlocal acts
+        acts += self.name.endswith("round-1")
+        if acts == 3 and first.poll() is None:
+            first.kill()
+            first.wait()
+        return act(self, contexts)
+
+    def told(*args: Any, on_failure: Any, **options: Any) -> Any:
+        return play(*args, on_failure=lambda one: (lost.append(one.start.index), on_failure(one)), **options)
+
+    monkeypatch.setattr(OnlinePolicy, "act", kill)
+    monkeypatch.setattr(online, "play", told)
+    folders = tmp_path / "a", tmp_path / "b"
+    for folder in folders:
+        folder.mkdir()
+    servers = [lmrl_serve(folder, "--tasks", "maze") for folder in folders]
+    with servers[0] as (first, a), servers[1] as (second, b):
+        train_ppo(run(start, **many), tmp_path / "served", env=f"{a},{b}")
+        assert first.returncode == -signal.SIGKILL and second.poll() is None
+    assert len(lost) == len(set(lost)) == 4 and set(lost) < set(range(8, 16)), "half of the round's, and each once"
+    here, served = (json.loads((tmp_path / name / "training_log.json").read_text()) for name in ("here", "served"))
+    for metric in ("rollout/return", "rollout/env_steps", "rollout/failed"):
+        assert [e[metric] for e in served if metric in e] == [e[metric] for e in here if metric in e], metric
+    assert [e["rollout/failed"] for e in served if "rollout/failed" in e] == [0, 0, 0]
+    one, other = (load_policy(str(tmp_path / name), task="maze", device="cpu") for name in ("here", "served"))
+    assert torch.allclose(weights_of(one), weights_of(other), atol=1e-5)
 
 
 def test_settings_that_cannot_be_are_refused(start: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tiny_models import chat_tokenizer, plain_tokenizer
@@ -24,6 +25,7 @@ from env_servers.tasks import load_task, make_policy
 from trainers.policy import Sampling
 from trainers.rollouts import (
     RolloutPolicy,
+    _playing_model,
     environment_factory_for,
     episode_rows,
     return_reward,
@@ -343,6 +345,18 @@ def test_what_cannot_be_is_refused() -> None:
     [played] = play(TASK, make_policy(TASK, "random"), episode_starts(TASK, "train", [0]))
     with pytest.raises(ValueError, match="turn 0 has no sampled ids"):
         sampled_sequences(played)
+
+
+def test_who_has_weights_in_parts_plays_with_a_copy() -> None:
+    """Or not at all: the others would wait for ever for a process whose episodes have ended."""
+    parts: Any = SimpleNamespace(distributed_type=DistributedType.FSDP)
+    with (
+        pytest.raises(ValueError, match=r"divided by FSDP.*use trainers\.grpo\.EpisodeGRPOTrainer"),
+        _playing_model(SimpleNamespace(accelerator=parts)),
+    ):
+        pass
+    with _playing_model(SimpleNamespace(accelerator=parts, player=1, playing_model=lambda: "a copy")) as model:
+        assert model == "a copy"
 
 
 def test_an_episode_as_a_tool() -> None:

@@ -86,10 +86,9 @@ def test_partitions_of_zero_are_saved_whole(monkeypatch: pytest.MonkeyPatch) -> 
         yield
         parameters[0].data = torch.empty(0)
 
-    zero = types.ModuleType("deepspeed.zero")
-    zero.GatheredParameters = gathered  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "deepspeed", types.ModuleType("deepspeed"))
-    monkeypatch.setitem(sys.modules, "deepspeed.zero", zero)
+    deepspeed: Any = types.ModuleType("deepspeed")
+    deepspeed.zero = types.SimpleNamespace(GatheredParameters=gathered)  # an attribute, as there, and no module
+    monkeypatch.setitem(sys.modules, "deepspeed", deepspeed)
     parameter, plain = partitioned(values, 0, []), nn.Parameter(torch.ones(2))
     found = whole({"a": parameter, "tied": parameter, "b": plain})
     assert found["a"].tolist() == [1, 2, 3] and found["tied"] is found["a"] and found["b"].tolist() == [1, 1]

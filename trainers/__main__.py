@@ -2,11 +2,12 @@
 
 import sys
 
+from env_servers.cli import run
 from trainers.cli import app
 
 if __name__ == "__main__":
     try:
-        app()
+        run(app)
     finally:
         # A process that leaves while its threads still talk to the others can be aborted; so it takes its leave.
         distributed = sys.modules.get("torch.distributed")

@@ -7,12 +7,14 @@ With `scale_rewards=none` that is RLOO but for a factor: TRL's own `RLOOTrainer`
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from datasets import Dataset
+from peft import get_peft_model
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -21,7 +23,7 @@ from env_servers.tasks import load_task, unknown
 from trainers.adapters import lora_config, lora_settings
 from trainers.finish import finish, record_of
 from trainers.load import PolicyRecord, make_repository
-from trainers.monitor import Measured, Measuring, check_env, reads_like, train_until_stopped
+from trainers.monitor import WHOLE_WEIGHTS, Measured, Measuring, check_env, reads_like, train_until_stopped
 from trainers.policy import LanguageModelPolicy
 from trainers.rollouts import episode_rows, return_reward, rollout_func_for
 from trainers.runs import (
@@ -37,6 +39,7 @@ from trainers.runs import (
     trainer_arguments,
 )
 from trainers.scratch import SIZES
+from trainers.sharding import sharding_checkpoints, whole
 
 # What the run itself says, or what its episodes leave no room for.
 OURS = (
@@ -80,7 +83,29 @@ class GRPORun(NamedTuple):
 
 
 class EpisodeGRPOTrainer(Measured, GRPOTrainer):
-    """TRL's trainer, which plays episodes where it evaluates."""
+    """TRL's trainer, which plays episodes where it evaluates; with weights in parts, by a copy of the model.
+
+    With FSDP and ZeRO-3 a call of the model is one of all processes, and their episodes are of different lengths.
+
+    Attributes:
+        player: The copy; None where each process has the whole model anyway.
+    """
+
+    def __init__(self, model: Any, *, peft_config: Any = None, **options: Any) -> None:
+        first = copy.deepcopy(model)  # now: TRL gives the model another `forward`, which a later copy would share
+        super().__init__(model, peft_config=peft_config, **options)
+        self.player: Any = None
+        if self.accelerator.distributed_type not in WHOLE_WEIGHTS:
+            like = first if peft_config is None else get_peft_model(first, copy.deepcopy(peft_config))
+            self.player = like.to(self.args.device)
+
+    def playing_model(self) -> Any:
+        """The policy as a model that this process can use by itself; all processes must call it together."""
+        trained: Any = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        if self.player is None:
+            return trained
+        self.player.load_state_dict(whole(trained.state_dict(keep_vars=True)))
+        return self.player
 
 
 def read_options(words: Sequence[str]) -> dict[str, Any]:
@@ -150,7 +175,7 @@ def train_grpo(
     folder, state = Path(output_dir), processes()
     _check(run)
     lora_settings(run.lora_rank, run.lora_alpha, run.lora_targets)
-    check_env(run.task, 1, env)  # it plays in any case
+    check_env(run.task, 1, env, alone=True)  # it plays in any case
     if push_to_hub is not None and state.is_main_process:
         make_repository(push_to_hub, private=private, token=token)
     settings = run._replace(option=tuple(run.option), processes=state.num_processes)
@@ -215,16 +240,17 @@ def _learn(
         "temperature": run.temperature,
         "max_completion_length": run.max_completion_length,
         "bf16": state.device.type != "cpu",
+        **({"gradient_checkpointing": False} if sharding_checkpoints() else {}),
         "logging_steps": max(1, run.steps // 20),
         **read_options(run.option),
     }
 
-    def policy_of(trained: Any) -> LanguageModelPolicy:
-        return LanguageModelPolicy(trained, start.tokenizer, spec, name=name, **reads_like(renderer))
+    def policy_of(_: Any) -> LanguageModelPolicy:
+        return LanguageModelPolicy(trainer.playing_model(), start.tokenizer, spec, name=name, **reads_like(renderer))
 
     measuring = None
     if run.eval_steps:
-        measuring = Measuring(spec.id, run.eval_steps, run.eval_episodes, policy_of, env)
+        measuring = Measuring(spec.id, run.eval_steps, run.eval_episodes, policy_of, env, alone=True)
         common |= measuring.arguments()
     lora = lora_settings(run.lora_rank, run.lora_alpha, run.lora_targets)
     rows = Dataset.from_list(episode_rows(spec.id, range(run.starts)))
@@ -263,4 +289,7 @@ def _learn(
             **outcome(trainer.state, run.eval_episodes),
         },
     )
-    return finish(trainer, folder, renderer, record, name=name, command=run.command())
+    trained = trainer.playing_model()
+    if lora is not None:
+        trained = trained.merge_and_unload()
+    return finish(trainer, folder, renderer, record, name=name, command=run.command(), model=trained)

@@ -7,6 +7,7 @@ task's validation split: the test episodes stay unseen until `lmrl eval`.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -41,6 +42,7 @@ class Measuring(NamedTuple):
         episodes: How many; their mean return decides which weights are kept.
         make_policy: From the model in training, unwrapped, to what plays.
         env: Servers that the environments are on, see `env_servers.client.remote_envs`; None has them here.
+        alone: Whether what `make_policy` gives plays in each process by itself, also where weights are in parts.
     """
 
     task: str
@@ -48,6 +50,7 @@ class Measuring(NamedTuple):
     episodes: int
     make_policy: Callable[[Any], Policy]
     env: str | None = None
+    alone: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """What `transformers.TrainingArguments` need for it. Checkpoints are written as often as it plays."""
@@ -91,13 +94,14 @@ class Measured:
         return metrics
 
 
-def check_env(task: str, steps: int, env: str | None) -> None:
+def check_env(task: str, steps: int, env: str | None, *, alone: bool = False) -> None:
     """Look for the servers that are to be played on, before anything is trained.
 
     Args:
         task: Task id.
         steps: As in `Measuring`; 0 plays nothing.
         env: As in `Measuring`.
+        alone: As there.
 
     Raises:
         ValueError: Nothing is played, or all processes must call the model equally often, which servers upset.
@@ -107,12 +111,19 @@ def check_env(task: str, steps: int, env: str | None) -> None:
         return
     if not steps:
         raise ValueError(f"env is {env}, but nothing is played; give eval_steps (--eval-steps), too")
-    if processes().distributed_type not in WHOLE_WEIGHTS:
+    if not alone and weights_in_parts():
         raise ValueError(
             f"env is {env}, and the weights are divided among processes, which then have to play in step; play here"
         )
     with env_maker(env) as servers, closing(servers(task, load_task(task).spec.test_starts[0])) as one:
         one.prepare()
+
+
+def weights_in_parts() -> bool:
+    """Whether the processes will divide the weights; of FSDP, `processes` tells that only once there is a trainer."""
+    state = processes()
+    fsdp = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and state.device.type != "cpu"
+    return fsdp or state.distributed_type not in WHOLE_WEIGHTS
 
 
 def reads_like(renderer: Renderer) -> dict[str, Any]:
@@ -127,7 +138,7 @@ def reads_like(renderer: Renderer) -> dict[str, Any]:
 
 def _play(measuring: Measuring, model: Any) -> list[EpisodeScore]:
     state = processes()
-    divide = state.distributed_type in WHOLE_WEIGHTS
+    divide = measuring.alone or state.distributed_type in WHOLE_WEIGHTS
     mine = slice(state.process_index, None, state.num_processes) if divide else slice(None)
     starts = list(episode_starts(measuring.task, "validation", range(measuring.episodes)))[mine]
     with env_maker(measuring.env) as make:

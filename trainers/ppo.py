@@ -135,15 +135,17 @@ class PPOTrainer(PlaysRounds, ValueTrainer):
     ) -> None:
         spec = load_task(task).spec
         renderer = renderer or make_renderer(model, processing_class, spec, None, None)
-        actor = ActorCritic(
-            model,
-            HeadSettings(args.linear_head, args.head_bias),
-            LossSettings(args.cliprange, args.cliprange_value, args.vf_coef, args.bc_coef),
-            temperature=args.temperature,
-            lora=peft_config,
-            ref_model=ref_model,
-            with_reference=args.kl_coef > 0,
-        )
+        with torch.random.fork_rng(devices=[]):  # adapters begin at random, and alike in all processes
+            torch.manual_seed(args.seed)
+            actor = ActorCritic(
+                model,
+                HeadSettings(args.linear_head, args.head_bias),
+                LossSettings(args.cliprange, args.cliprange_value, args.vf_coef, args.bc_coef),
+                temperature=args.temperature,
+                lora=peft_config,
+                ref_model=ref_model,
+                with_reference=args.kl_coef > 0,
+            )
         options.setdefault("eval_dataset", [] if args.eval_strategy != "no" else None)  # it asks for one, in vain
         super().__init__(model=actor, args=args, processing_class=processing_class, **options)
         self._bc_dataset = bc_dataset
@@ -291,11 +293,10 @@ class PPOTrainer(PlaysRounds, ValueTrainer):
             raise TrainingCollapsed(f"training was stopped {where}: {alarm}. {ADVICE}")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        if state_dict is None:
-            actor: Any = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-            left_out = set(actor.unsaved_names())
-            state_dict = {name: tensor for name, tensor in actor.state_dict().items() if name not in left_out}
-        super()._save(output_dir, state_dict=state_dict)
+        actor: Any = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        left_out = set(actor.unsaved_names())
+        state = actor.state_dict() if state_dict is None else state_dict  # it is given where DeepSpeed gathered it
+        super()._save(output_dir, state_dict={name: tensor for name, tensor in state.items() if name not in left_out})
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """As in `ValueTrainer`; and the offline rows' number of targets goes where the loss finds it."""

@@ -163,7 +163,7 @@ def train_ppo(
             f"init is {run.init}, random weights, which say nothing that a task understands; train a policy first, as "
             f"by `lmrl train bc --task {run.task} --init {run.init}`, and give its folder"
         )
-    check_env(run.task, 1, env)
+    check_env(run.task, 1, env, alone=True)
     if push_to_hub is not None and state.is_main_process:
         make_repository(push_to_hub, private=private, token=token)
     data = None if run.source is None else resolve(run.source, run.revision, token)
@@ -216,7 +216,7 @@ def _learn(
             return LanguageModelPolicy(trainer.playing_model(), tokenizer, spec, name=name, **reads_like(renderer))
 
         steps = run.eval_rounds * run.num_ppo_epochs * run.num_mini_batches
-        measuring = Measuring(run.task, steps, run.eval_episodes, policy_of, env)
+        measuring = Measuring(run.task, steps, run.eval_episodes, policy_of, env, alone=True)
         arguments |= measuring.arguments()
     trainer = PPOTrainer(
         model,
@@ -234,7 +234,7 @@ def _learn(
     try:
         train_until_stopped(trainer, checkpoint)
     except (TrainingCollapsed, FloatingPointError) as alarm:
-        raise TrainingCollapsed(f"{alarm}{_save_last_good(run, folder, trainer, base_model)}") from alarm
+        raise TrainingCollapsed(f"{alarm}{_save_last_good(run, folder, trainer, base_model, token)}") from alarm
     record = _record(run, trainer, base_model)
     actor = trainer.accelerator.unwrap_model(trainer.model)
     weights = actor.policy_state()
@@ -272,9 +272,16 @@ def _arguments(run: PPORun, folder: Path, report_to: str, memory: int | None) ->
     }
 
 
-def _record(run: PPORun, trainer: PPOTrainer, base_model: Any) -> PolicyRecord:
-    log = trainer.state.log_history
-    played = [entry for entry in log if KL in entry]
+def _record(run: PPORun, trainer: PPOTrainer, base_model: Any, last_good: int | None = None) -> PolicyRecord:
+    """The policy's record: of the end of the run, or of the step `last_good`."""
+    log, args = trainer.state.log_history, trainer.args
+    assert isinstance(args, PPOConfig)
+    steps = trainer.state.global_step if last_good is None else last_good
+    played = [entry for entry in log if KL in entry][: steps // args.steps_per_round]
+    told: dict[str, Any] = {}
+    if last_good is None:
+        told = {"kl_coef": played[-1]["objective/kl_coef"], "kl": played[-1][KL]}
+        told |= outcome(trainer.state, run.eval_episodes)
     return record_of(
         "ppo",
         trainer.renderer,
@@ -284,37 +291,41 @@ def _record(run: PPORun, trainer: PPOTrainer, base_model: Any) -> PolicyRecord:
         training={
             "rounds": len(played),
             "rollouts": run.rollouts,
-            "env_steps": played[-1][ENV_STEPS],
-            "steps": trainer.state.global_step,
+            "env_steps": played[-1][ENV_STEPS] if played else 0,
+            "steps": steps,
             "learning_rate": run.lr,
-            "kl_coef": played[-1]["objective/kl_coef"],
-            "kl": played[-1][KL],
-            **outcome(trainer.state, run.eval_episodes),
+            **told,
         },
     )
 
 
-def _save_last_good(run: PPORun, folder: Path, trainer: PPOTrainer, base_model: Any) -> str:
+def _save_last_good(run: PPORun, folder: Path, trainer: PPOTrainer, base_model: Any, token: str | bool | None) -> str:
     """After an alarm: leave the policy of the last checkpoint before it as a policy of its own.
 
     A checkpoint's weights are good if the round that was played with them set off no alarm. An alarm comes after the
-    round's play, or after its passes and before their checkpoint; so these are the last ones of an earlier step.
+    round's play, or after its passes and before their checkpoint; so these are the last ones of an earlier step. Where
+    there are none, it is the policy that the run began with.
 
     Returns:
         A sentence on where it is.
     """
     checkpoints = Path(str(trainer.args.output_dir)).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
     good = [path for path in checkpoints if step_of(path) < trainer.state.global_step]
-    if not good:
-        return f". No checkpoint is from before that: the last good policy is the one that it began with, {run.init}"
-    found = max(good, key=step_of)
-    trainer._load_from_checkpoint(str(found))
+    found = max(good, key=step_of, default=None)
     actor = trainer.accelerator.unwrap_model(trainer.model)
-    weights = whole(actor.policy_state(), keep=trainer.is_world_process_zero())
-    if trainer.is_world_process_zero():
-        record = _record(run, trainer, base_model)
-        save_policy(folder / LAST_GOOD, actor.model, trainer.processing_class, record, weights=weights)
-    return f". The last good policy, of step {step_of(found)}, is in {folder / LAST_GOOD}"
+    main, step = trainer.is_world_process_zero(), 0 if found is None else step_of(found)
+    model, weights = actor.model, None
+    if found is not None:
+        trainer._load_from_checkpoint(str(found))
+        weights = whole(actor.policy_state(), keep=main)
+    elif main:
+        length = run.max_length or 1024
+        model = first_model(run.init, [], folder, max_length=length, seed=run.seed, token=token).model
+    if main:
+        record = _record(run, trainer, base_model, step)
+        save_policy(folder / LAST_GOOD, model, trainer.processing_class, record, weights=weights)
+    which = f"of step {step}" if step else f"the one that it began with ({run.init})"
+    return f". The last good policy, {which}, is in {folder / LAST_GOOD}"
 
 
 def step_of(checkpoint: Path) -> int:

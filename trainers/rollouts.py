@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+from accelerate.utils import DistributedType
 
 from env_servers.play import Failure, Played, Start, episode_starts, play
 from env_servers.policy import Action, Context
@@ -232,19 +235,12 @@ def rollout_func_for(
     policy: RolloutPolicy | None = None
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        from trl.models.utils import unwrap_model_for_generation  # seconds, which others in this room need not wait for
-
         nonlocal step, rounds, policy
         args = trainer.args
         starts = [_start(task, prompt, env_kwargs) for prompt in _each(prompts, rows_per_episode)]
         step, rounds = trainer.state.global_step, rounds + 1 if step == trainer.state.global_step else 0
         seed = hash_seed("round", args.seed, step, rounds, trainer.accelerator.process_index)
-        with unwrap_model_for_generation(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=args.ds3_gather_for_generation,
-            gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
-        ) as model:
+        with _playing_model(trainer) as model:
             learning = model.training
             try:
                 if policy is None or policy.model is not model:
@@ -274,6 +270,31 @@ def rollout_func_for(
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     return rollout
+
+
+@contextmanager
+def _playing_model(trainer: Any) -> Iterator[Any]:
+    """The training model as one that this process can call as often as its own episodes need.
+
+    It is the trainer's `player`, if it has one (see `trainers.grpo`), or what TRL unwraps.
+    """
+    if getattr(trainer, "player", None) is not None:
+        yield trainer.playing_model()
+        return
+    if trainer.accelerator.distributed_type == DistributedType.FSDP:
+        raise ValueError(
+            "the weights are divided by FSDP, whose processes would wait for each other for ever, since their episodes "
+            "differ in length; use trainers.grpo.EpisodeGRPOTrainer, which plays with a copy, or DDP"
+        )
+    from trl.models.utils import unwrap_model_for_generation  # seconds, which others in this room need not wait for
+
+    with unwrap_model_for_generation(
+        trainer.model_wrapped,
+        trainer.accelerator,
+        gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+        gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+    ) as model:
+        yield model
 
 
 def _check(trainer: Any, policy: RolloutPolicy) -> None:

@@ -42,9 +42,9 @@ def _gather(tensor: Tensor) -> Tensor:
         gathered: Tensor = part.full_tensor()
         return gathered.cpu()
     if hasattr(tensor, "ds_id"):
-        from deepspeed.zero import GatheredParameters  # only where its parameters are, it is installed
+        import deepspeed  # only where its parameters are, it is installed; `zero` is an attribute and no module
 
-        with GatheredParameters([tensor]):
+        with deepspeed.zero.GatheredParameters([tensor]):
             return tensor.detach().clone().cpu()
     return tensor.detach()
 
