@@ -24,6 +24,7 @@ LEFT_OUT = ("make ", "pip ", "apt-get", "lmrl demo", "accelerate", "lmrl play ma
 # Options that make a training short, where it is not `--steps 3`.
 SHORT = {
     "ppo": ["--rounds", "1", "--rollouts", "2"],
+    "online-bc": ["--rounds", "1", "--rollouts", "4", "--steps-per-round", "1"],
     "grpo": ["--steps", "1", "--episodes", "2", "--num-generations", "2"],
 }
 

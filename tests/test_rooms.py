@@ -84,6 +84,8 @@ ORDER = {
         "ppo_rows",
         "ppo",
         "ppo_training",
+        "online_bc",
+        "online_bc_training",
         "grpo",
         "cli",
         "__main__",

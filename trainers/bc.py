@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,42 @@ def bc_loss(logits: Tensor, targets: Tensor, weights: Tensor, count: Tensor | in
     """
     losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, ignore_index=IGNORED, reduction="none")
     return (losses.sum(1) * weights).sum() / torch.as_tensor(count, device=losses.device).clamp(min=1)
+
+
+class Imitated(NamedTuple):
+    """What `imitate` finds: the loss, and weighted numbers of targets that are the likeliest token, and of all."""
+
+    loss: Tensor
+    right: Tensor
+    targets: Tensor
+
+
+def imitate(
+    model: Any, inputs: Mapping[str, Tensor], count: Tensor | int | None, weights: Tensor | None = None
+) -> Imitated:
+    """The loss of a batch of rows, by the head at those columns alone in which some row has a target.
+
+    Args:
+        model: A causal language model whose `forward` takes `logits_to_keep`.
+        inputs: `input_ids`, `attention_mask` and `labels`, each (B, T).
+        count: As in `bc_loss`; None is the batch's own number of targets.
+        weights: As there; None is 1.
+    """
+    targets = inputs["labels"][:, 1:]
+    weights = torch.ones_like(targets[:, 0]) if weights is None else weights
+    columns = (targets != IGNORED).any(0).nonzero()[:, 0]
+    targets = targets[:, columns]
+    logits = model(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        logits_to_keep=columns,
+        use_cache=False,
+    ).logits
+    acts = targets != IGNORED
+    here = (acts.sum(1) * weights).sum()
+    loss = bc_loss(logits, targets, weights, here if count is None else count)
+    right = (((logits.detach().argmax(-1) == targets) & acts).sum(1) * weights).sum()
+    return Imitated(loss, right, here)
 
 
 @dataclass
@@ -147,24 +184,12 @@ class BCTrainer(Measured, SFTTrainer):
         if weights is None and (inputs["labels"].device.type != "cpu" or return_outputs or not self._keeps_columns):
             base: Any = super()
             return base.compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        targets = inputs["labels"][:, 1:]
-        weights = torch.ones_like(targets[:, 0]) if weights is None else weights
-        columns = (targets != IGNORED).any(0).nonzero()[:, 0]
-        targets = targets[:, columns]
-        logits = model(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            logits_to_keep=columns,
-            use_cache=False,
-        ).logits
-        acts = targets != IGNORED
-        here = (acts.sum(1) * weights).sum()
-        loss = bc_loss(logits, targets, weights, here if num_items_in_batch is None else num_items_in_batch)
+        found = imitate(model, inputs, num_items_in_batch, weights)
+        loss = found.loss
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes  # DDP takes the mean over processes, the count is of all
-        right = (((logits.detach().argmax(-1) == targets) & acts).sum(1) * weights).sum()
         mode = "train" if model.training else "eval"
-        self._metrics[mode]["mean_token_accuracy"].append((right / here.clamp(min=1)).item())
+        self._metrics[mode]["mean_token_accuracy"].append((found.right / found.targets.clamp(min=1)).item())
         return loss
 
 

@@ -17,8 +17,9 @@ ALGORITHMS = {
     "mc": "Monte Carlo returns",
     "ppo": "multi-turn PPO on episodes that it played itself",
     "grpo": "GRPO on episodes that it played itself",
+    "online_bc": "online filtered behaviour cloning, of episodes that it played itself",
 }
-ONLINE = ("ppo", "grpo")  # those that learn from their own episodes
+ONLINE = ("ppo", "grpo", "online_bc")  # those that learn from their own episodes
 
 VALUE_LOSS = (
     "The loss regresses the values of the agent's tokens, with a conservative term; the behaviour policy stays as it "
@@ -27,6 +28,10 @@ VALUE_LOSS = (
 ONLINE_LOSS = (
     "In rounds it plays episodes of the train split and learns from them: the loss is clipped, and rewards are less a "
     "penalty for saying what the policy that it began as would not say."
+)
+ONLINE_BC_LOSS = (
+    "In rounds it plays episodes of the train split, and imitates the best of them: the loss is cross entropy on the "
+    "tokens that it sampled there."
 )
 ONLINE_LIMITS = "It has learned what its own episodes paid for, which need not be what people mean by playing well."
 BC_LIMITS = "The policy imitates its data, and is no better than what the data shows."
@@ -67,7 +72,8 @@ def render_card(record: PolicyRecord, spec: TaskSpec, name: str, command: str) -
     loss = VALUE_LOSS if record.kind == "values" else "The loss is cross entropy on the agent's tokens alone."
     limits = VALUE_LIMITS if record.kind == "values" else BC_LIMITS
     if record.algorithm in ONLINE:
-        loss, limits = ONLINE_LOSS, ONLINE_LIMITS
+        loss = ONLINE_BC_LOSS if record.algorithm == "online_bc" else ONLINE_LOSS
+        limits = ONLINE_LIMITS
     measured = "Not measured in training."
     if "best_return" in record.training:
         measured = (

@@ -340,6 +340,69 @@ def ppo(
 
 
 @app.command(
+    name="online-bc",
+    epilog="Example: lmrl train online-bc --task maze --model maze-bc --filter top:30 --output maze-online-bc",
+)
+def online_bc(
+    task: Task,
+    output: Output,
+    init: Annotated[
+        str, typer.Option(*INIT, help="The policy to begin with, as from `lmrl train bc`: folder or repository.")
+    ],
+    rounds: Annotated[int, typer.Option(help="Rounds of playing and learning.", min=1)] = 20,
+    rollouts: Annotated[int, typer.Option(help="Episodes of a round, of all processes together.", min=1)] = 128,
+    slots: Annotated[int, typer.Option(help="Episodes at the same time, in each process.", min=1)] = 64,
+    filter: Annotated[
+        str,
+        typer.Option(help="Which episodes to imitate: success, top:30 (percent, among equal starts), top-all:30."),
+    ] = "top:30",
+    buffer_rounds: Annotated[int, typer.Option(help="Choose among so many last rounds; 0 is all.", min=0)] = 1,
+    steps_per_round: Annotated[int, typer.Option(help="Gradient steps after each round's play.", min=1)] = 16,
+    batch_size: Annotated[int, typer.Option(help="Sequences per step, of all processes together.", min=1)] = 32,
+    accumulation: Accumulation = 1,
+    lr: Rate = 1e-5,
+    schedule: Schedule = "constant",
+    max_grad_norm: MaxGradNorm = 1.0,
+    dataset: Annotated[
+        str | None, typer.Option(help="Imitate its episodes beside: folder, or dataset on the Hub.")
+    ] = None,
+    config: Config = None,
+    revision: Revision = None,
+    offline_share: Annotated[float, typer.Option(help="Share of each batch that is its episodes.", min=0)] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
+    response_length: Annotated[int | None, typer.Option(help="Most tokens of an action.", min=1)] = None,
+    max_episode_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens said in an episode, which is cut then.", min=1)
+    ] = None,
+    rendering: Rendering = None,
+    max_length: MaxLength = None,
+    lora_rank: LoraRank = None,
+    lora_alpha: LoraAlpha = None,
+    lora_targets: LoraTargets = None,
+    save_rounds: Annotated[int, typer.Option(help="Rounds between checkpoints.", min=1)] = 1,
+    eval_rounds: Annotated[
+        int, typer.Option(help="Play every so many rounds and keep the best weights by mean return; 0 does not.", min=0)
+    ] = 0,
+    eval_episodes: EvalEpisodes = 128,
+    env: Env = None,
+    seed: Seed = 0,
+    report_to: ReportTo = "none",
+    push_to_hub: PushToHub = None,
+    private: Private = False,
+    resume: Resume = True,
+    overwrite: Overwrite = False,
+) -> None:
+    """Online filtered behaviour cloning: imitate the best of one's own episodes, in rounds."""
+    options = locals()
+    from trainers.online_bc_training import OnlineBCRun, train_online_bc  # torch takes seconds, as above
+
+    around = {name: options.pop(name) for name in AROUND}
+    folder, source = options.pop("output"), options.pop("dataset")
+    result = train_online_bc(OnlineBCRun(source=source, **options), folder, **around)
+    _tell(result, push_to_hub, task)
+
+
+@app.command(
     epilog="Example: lmrl train grpo --task maze --model maze-bc --episodes 64 --lr 1e-6 --output maze-grpo. Any field "
     "of TRL's GRPOConfig: --option scale_rewards=none --option epsilon_high=0.28"
 )

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from env_servers.seeding import hash_seed
-from env_servers.trajectory import Trajectory
+
+
+class Filterable(Protocol):
+    """What the rules look at; a `Trajectory` has it."""
+
+    @property
+    def episode_id(self) -> str: ...
+
+    @property
+    def episode_return(self) -> float: ...
+
+    @property
+    def success(self) -> bool: ...
+
+    @property
+    def info(self) -> Mapping[str, Any]: ...
+
+
+E = TypeVar("E", bound=Filterable)
 
 
 def check_rule(rule: str) -> None:
@@ -14,7 +33,7 @@ def check_rule(rule: str) -> None:
     _share(rule)
 
 
-def filter_trajectories(trajectories: Iterable[Trajectory], rule: str) -> list[Trajectory]:
+def filter_trajectories(trajectories: Iterable[E], rule: str) -> list[E]:
     """The episodes that filtered BC learns from, in the order given.
 
     Args:
