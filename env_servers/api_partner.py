@@ -122,7 +122,7 @@ class ApiPartner:
         try:
             done = self._client.chat.completions.create(**{k: v for k, v in fields.items() if v is not None})
         except openai.OpenAIError as error:
-            return EpisodeError(f"{self.name} did not answer: {type(error).__name__}: {self._without_key(str(error))}")
+            return EpisodeError(f"{self.name} did not answer: {type(error).__name__}: {without_key(str(error))}")
         usage = self._note_usage(done)
         if usage is None and self._budget is not None:
             return EpisodeError(
@@ -152,10 +152,6 @@ class ApiPartner:
             f"{self.name} has used {self.spent:,} tokens, and its budget is {self._budget:,}; finished episodes are "
             "kept, and the same command goes on with as much again"
         )
-
-    def _without_key(self, text: str) -> str:
-        key = os.environ.get(KEY)
-        return text.replace(key, "***") if key else text
 
 
 def api_partner(
@@ -187,17 +183,8 @@ def api_partner(
         ValueError: The address or a number is not allowed, or there is no key for an address elsewhere.
         ModuleNotFoundError: The openai package is not installed.
     """
-    import openai
-
     model, base_url = parse_endpoint(argument)
-    key = os.environ.get(KEY)
-    if not key and urlsplit(base_url).hostname not in LOCAL:
-        raise ValueError(f"partner openai:{argument} needs a key; set {KEY} (to any text if the endpoint wants none)")
-    if timeout <= 0 or retries < 0:
-        raise ValueError(
-            f"timeout is {timeout} s and retries are {retries}; a request needs time, retries are 0 or more"
-        )
-    client = openai.OpenAI(base_url=base_url, api_key=key or "none", timeout=timeout, max_retries=retries)
+    client = endpoint_client(base_url, f"partner openai:{argument}", retries=retries, timeout=timeout)
     return ApiPartner(
         task,
         model,
@@ -209,6 +196,37 @@ def api_partner(
         max_new_tokens=max_new_tokens,
         request=request,
     )
+
+
+def endpoint_client(base_url: str, whose: str, *, retries: int, timeout: float) -> Any:
+    """An `openai.OpenAI` for an address, with the key from the environment.
+
+    Args:
+        base_url: Such as `http://localhost:8000/v1`.
+        whose: Who needs it, for errors.
+        retries: How often it tries a failed request again, with growing waits.
+        timeout: Seconds for one request.
+
+    Raises:
+        ValueError: A number is not allowed, or there is no key for an address elsewhere.
+        ModuleNotFoundError: The openai package is not installed.
+    """
+    import openai
+
+    key = os.environ.get(KEY)
+    if not key and urlsplit(base_url).hostname not in LOCAL:
+        raise ValueError(f"{whose} needs a key; set {KEY} (to any text if the endpoint wants none)")
+    if timeout <= 0 or retries < 0:
+        raise ValueError(
+            f"timeout is {timeout} s and retries are {retries}; a request needs time, retries are 0 or more"
+        )
+    return openai.OpenAI(base_url=base_url, api_key=key or "none", timeout=timeout, max_retries=retries)
+
+
+def without_key(text: str) -> str:
+    """A text, such as an endpoint's error message, with the key blotted out."""
+    key = os.environ.get(KEY)
+    return text.replace(key, "***") if key else text
 
 
 def parse_endpoint(argument: str) -> tuple[str, str]:
@@ -223,10 +241,19 @@ def parse_endpoint(argument: str) -> tuple[str, str]:
             f"partner openai:{argument} is not of the form openai:<model>@<base URL>, such as "
             "openai:gpt-4o-mini@https://api.openai.com/v1"
         )
-    parts = urlsplit(found["url"])
+    return found["model"], base_url_of(found["url"], f"partner openai:{found['model']}")
+
+
+def base_url_of(url: str, whose: str) -> str:
+    """An endpoint's address without what may be a secret, or a slash at its end.
+
+    Raises:
+        ValueError: It has a user, password or query.
+    """
+    parts = urlsplit(url)
     if parts.username or parts.password or parts.query:
         raise ValueError(
-            f"the base URL of partner openai:{found['model']} has a user, password or query, which every record would "
-            f"hold; leave them out and put the key into {KEY}"
+            f"the base URL of {whose} has a user, password or query, which every record would hold; leave them out and "
+            f"put the key into {KEY}"
         )
-    return found["model"], found["url"].rstrip("/")
+    return url.rstrip("/")

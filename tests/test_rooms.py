@@ -63,6 +63,7 @@ ORDER = {
         "gpt2",
         "generation",
         "policy",
+        "generators",
         "value_policy",
         "rollouts",
         "alarms",

@@ -63,6 +63,14 @@ Env = Annotated[
         help="Servers (`lmrl serve`) to play them on, such as ws://HOST:PORT; by default here.", metavar="URL"
     ),
 ]
+Generation = Annotated[
+    str,
+    typer.Option(
+        help="Who writes the actions: model, continuous (transformers' continuous batching), or a completions server, "
+        "such as http://HOST:PORT/v1 (vLLM; it is sent the weights before each round).",
+        metavar="model|continuous|[MODEL@]URL",
+    ),
+]
 ReportTo = Annotated[str, typer.Option(help="none, tensorboard, wandb, trackio; several by commas.")]
 Seed = Annotated[int, typer.Option(help="Of first weights and order.")]
 PushToHub = Annotated[str | None, typer.Option(help="Repository to put the policy into.", metavar="NAMESPACE/NAME")]
@@ -322,6 +330,7 @@ def ppo(
     ] = 0,
     eval_episodes: EvalEpisodes = 128,
     env: Env = None,
+    generation: Generation = "model",
     seed: Seed = 0,
     report_to: ReportTo = "none",
     push_to_hub: PushToHub = None,
@@ -333,7 +342,7 @@ def ppo(
     options = locals()
     from trainers.ppo_training import PPORun, train_ppo  # torch takes seconds, which --help need not wait for
 
-    around = {name: options.pop(name) for name in AROUND}
+    around = {name: options.pop(name) for name in (*AROUND, "generation")}
     folder, source = options.pop("output"), options.pop("dataset")
     result = train_ppo(PPORun(source=source, **options), folder, **around)
     _tell(result, push_to_hub, task)
@@ -370,6 +379,7 @@ def online_bc(
     revision: Revision = None,
     offline_share: Annotated[float, typer.Option(help="Share of each batch that is its episodes.", min=0)] = 0.0,
     temperature: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
+    generation: Generation = "model",
     response_length: Annotated[int | None, typer.Option(help="Most tokens of an action.", min=1)] = None,
     max_episode_tokens: Annotated[
         int | None, typer.Option(help="Most tokens said in an episode, which is cut then.", min=1)
@@ -396,7 +406,7 @@ def online_bc(
     options = locals()
     from trainers.online_bc_training import OnlineBCRun, train_online_bc  # torch takes seconds, as above
 
-    around = {name: options.pop(name) for name in AROUND}
+    around = {name: options.pop(name) for name in (*AROUND, "generation")}
     folder, source = options.pop("output"), options.pop("dataset")
     result = train_online_bc(OnlineBCRun(source=source, **options), folder, **around)
     _tell(result, push_to_hub, task)

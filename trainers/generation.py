@@ -54,6 +54,18 @@ class Written(NamedTuple):
     logprobs: list[float]
 
 
+class Engine(Protocol):
+    """Whoever writes in place of `Writer`; `trainers.generators` has them."""
+
+    def refresh(self) -> None:
+        """Go on with the model's weights as they are now. All processes call it together."""
+        ...
+
+    def write(self, rows: Sequence[Row]) -> list[Written]:
+        """Draw tokens for rows, to the end of all of them."""
+        ...
+
+
 class Forward(Protocol):
     """Logits of the last place, shape (B, V), from ids and positions (B, T), mask (B, past and T), and caches."""
 

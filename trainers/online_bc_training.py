@@ -16,6 +16,7 @@ from hub_datasets.load import resolve
 from trainers.adapters import lora_settings
 from trainers.filters import check_rule
 from trainers.finish import finish, record_of
+from trainers.generators import OWN, check_choice, make_engine
 from trainers.load import PolicyRecord, make_repository
 from trainers.monitor import Measuring, check_env, reads_like, train_until_stopped
 from trainers.online_bc import KEPT_RETURN, OnlineBCConfig, OnlineBCTrainer
@@ -86,6 +87,7 @@ def train_online_bc(
     run: OnlineBCRun,
     output_dir: str | Path,
     *,
+    generation: str = OWN,
     env: str | None = None,
     report_to: str = "none",
     push_to_hub: str | None = None,
@@ -108,6 +110,7 @@ def train_online_bc(
             `eval_rounds` it plays `eval_episodes` of the validation split, and the weights with the best mean return
             are kept. `processes` is filled in.
         output_dir: Folder of the run, see `trainers.runs`. Sample episodes of each round are in `transcripts`.
+        generation: Who writes the actions of the rounds, see `trainers.generators.make_engine`.
         env: Servers that all episodes are played on, see `env_servers.client.remote_envs`; None plays them here.
         report_to: As in `trainers.bc.train_bc`, as are the others.
         push_to_hub: See there.
@@ -128,6 +131,7 @@ def train_online_bc(
     """
     folder, state = Path(output_dir), processes()
     _check(run)
+    check_choice(generation)
     check_env(run.task, 1, env, alone=True)
     if push_to_hub is not None and state.is_main_process:
         make_repository(push_to_hub, private=private, token=token)
@@ -141,7 +145,9 @@ def train_online_bc(
     return carry_out(
         folder,
         run._asdict(),
-        lambda checkpoint: _learn(run, folder, checkpoint, push_to_hub or folder.name, env, report_to, token),
+        lambda checkpoint: _learn(
+            run, folder, checkpoint, push_to_hub or folder.name, env, report_to, token, generation=generation
+        ),
         push_to_hub=push_to_hub,
         resume=resume,
         overwrite=overwrite,
@@ -177,6 +183,8 @@ def _learn(
     env: str | None,
     report_to: str,
     token: str | bool | None,
+    *,
+    generation: str,
 ) -> PolicyRecord:
     spec, state = load_task(run.task).spec, processes()
     if state.device.type == "cpu":
@@ -213,6 +221,7 @@ def _learn(
         name=name,
         transcripts=folder / TRANSCRIPTS,
     )
+    trainer.policy.engine = make_engine(generation, trainer.policy)
     trainer.measuring = measuring
     train_until_stopped(trainer, checkpoint)
     played = [entry for entry in trainer.state.log_history if KEPT_RETURN in entry]

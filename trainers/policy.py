@@ -20,7 +20,16 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from env_servers.policy import Action, Context
 from env_servers.task import TaskSpec
-from trainers.generation import KEPT_BYTES, Row, UnevenLayersError, Writer, Written, cache_name, forward_names
+from trainers.generation import (
+    KEPT_BYTES,
+    Engine,
+    Row,
+    UnevenLayersError,
+    Writer,
+    Written,
+    cache_name,
+    forward_names,
+)
 from trainers.gpt2 import is_plain, last_logits
 from trainers.tokens import Memory, Renderer
 
@@ -177,6 +186,9 @@ class LanguageModelPolicy:
         revision: Commit of the repository, or hash of the folder, that the model is from.
         kept_bytes: Most memory for what is kept of episodes between their turns, see `trainers.generation`.
 
+    Attributes:
+        engine: Who writes the actions in place of the model here, see `trainers.generators`; None is the model.
+
     Raises:
         ValueError: As in `Renderer`, or `max_length` is more than the model has positions.
     """
@@ -233,6 +245,7 @@ class LanguageModelPolicy:
         )
         self._kept_bytes = kept_bytes
         self._writer, self._plain = self._make_writer([model]), False
+        self.engine: Engine | None = None
 
     def _make_writer(self, models: Sequence[Any]) -> Writer:
         self._caches = [cache_name(model) for model in models]
@@ -278,17 +291,23 @@ class LanguageModelPolicy:
         actions: dict[int, Action] = {}
         # Prompts of about one length share a batch, so that little of it is padding.
         order = sorted(range(len(rows)), key=lambda number: len(rows[number].prompt))
-        self._plain = len(self._caches) == 1 and is_plain(self.model)
-        self._writer.begin(rows)
-        for start in range(0, len(order), self.batch_size):
-            part = order[start : start + self.batch_size]
+        size = self.batch_size
+        if self.engine is None:
+            self._plain = len(self._caches) == 1 and is_plain(self.model)
+            self._writer.begin(rows)
+        else:
+            size = max(len(order), 1)  # it makes batches of its own
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
             actions.update(zip(part, answer([rows[number] for number in part]), strict=True))
         return [actions[number] for number in range(len(contexts))]
 
     def forget(self) -> None:
         """Keep nothing of the episodes that are being played. Training is noticed; this is for where the model becomes
-        another one with the same weights, as when its adapters are switched."""
+        another one with the same weights, as when its adapters are switched. An engine takes over the weights."""
         self._writer.forget()
+        if self.engine is not None:
+            self.engine.refresh()
 
     def _goes_on(self, context: Context) -> bool:
         """Whether the episode's next prompt will hold all of this one, unless it grows too long."""
@@ -305,7 +324,9 @@ class LanguageModelPolicy:
         return [own.random() for _ in range(self.max_new_tokens)]
 
     def _generate(self, rows: Sequence[Row]) -> Iterator[Action]:
-        if self._writer.even:
+        if self.engine is not None:
+            written = self.engine.write(rows)
+        elif self._writer.even:
             try:
                 written = self._writer.write(rows)
             except UnevenLayersError:

@@ -19,6 +19,7 @@ from trainers.actor_critic import ActorCritic
 from trainers.adapters import lora_settings
 from trainers.alarms import TrainingCollapsed
 from trainers.finish import finish, record_of
+from trainers.generators import OWN, check_choice, make_engine
 from trainers.load import PolicyRecord, make_repository, save_policy
 from trainers.monitor import Measuring, check_env, reads_like, train_until_stopped
 from trainers.policy import LanguageModelPolicy
@@ -109,6 +110,7 @@ def train_ppo(
     output_dir: str | Path,
     *,
     env: str | None = None,
+    generation: str = OWN,
     report_to: str = "none",
     push_to_hub: str | None = None,
     private: bool = False,
@@ -135,6 +137,7 @@ def train_ppo(
             filled in.
         output_dir: Folder of the run, see `trainers.runs`. Sample episodes of each round are in `transcripts`.
         env: Servers that all episodes are played on, see `env_servers.client.remote_envs`; None plays them here.
+        generation: Who writes the actions of the rounds, see `trainers.generators.make_engine`.
         report_to: As in `trainers.bc.train_bc`, as are the others.
         push_to_hub: See there.
         private: See there.
@@ -163,6 +166,7 @@ def train_ppo(
             f"init is {run.init}, random weights, which say nothing that a task understands; train a policy first, as "
             f"by `lmrl train bc --task {run.task} --init {run.init}`, and give its folder"
         )
+    check_choice(generation)
     check_env(run.task, 1, env, alone=True)
     if push_to_hub is not None and state.is_main_process:
         make_repository(push_to_hub, private=private, token=token)
@@ -176,7 +180,9 @@ def train_ppo(
     return carry_out(
         folder,
         run._asdict(),
-        lambda checkpoint: _learn(run, folder, checkpoint, push_to_hub or folder.name, env, report_to, token),
+        lambda checkpoint: _learn(
+            run, folder, checkpoint, push_to_hub or folder.name, env, report_to, token, generation=generation
+        ),
         push_to_hub=push_to_hub,
         resume=resume,
         overwrite=overwrite,
@@ -192,6 +198,8 @@ def _learn(
     env: str | None,
     report_to: str,
     token: str | bool | None,
+    *,
+    generation: str,
 ) -> PolicyRecord:
     spec, state = load_task(run.task).spec, processes()
     if state.device.type == "cpu":
@@ -231,6 +239,7 @@ def _learn(
         transcripts=folder / TRANSCRIPTS,
     )
     trainer.measuring = measuring
+    trainer.policy.engine = make_engine(generation, trainer.policy)
     try:
         train_until_stopped(trainer, checkpoint)
     except (TrainingCollapsed, FloatingPointError) as alarm:
