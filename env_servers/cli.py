@@ -7,7 +7,6 @@ must not import the rooms that build on it.
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import random
 import sys
@@ -20,7 +19,6 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from env_servers.policy import Policy
     from env_servers.task import Env
 
 # Sub-command: module and typer app. Their modules import nothing heavy at the top.
@@ -135,18 +133,41 @@ def tasks() -> None:
 
 @app.command(epilog="Example: lmrl play maze --seed 3")
 def play(
-    task: Annotated[str, typer.Argument(help="Task id; `lmrl tasks` lists them.")],
+    task: Annotated[str | None, typer.Argument(help="Task id; `lmrl tasks` lists them.")] = None,
     seed: Annotated[int | None, typer.Option(help="Episode; without it, a random one.")] = None,
     policy: Annotated[str | None, typer.Option(help="Let this scripted policy play instead of you.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", help="Show an episode that `lmrl eval` logged, with its options.", metavar="RUN:INDEX"),
+    ] = None,
+    turn: Annotated[
+        int | None, typer.Option(help="With --from: go on yourself after this many of its actions.")
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(help="Option of the environment, as NAME=VALUE.")] = None,
     partner: Partner = None,
     partner_option: PartnerOption = None,
     env: Servers = None,
     record: Record = None,
 ) -> None:
-    """Play one episode in the terminal, or watch a scripted policy play it."""
+    """Play one episode in the terminal, watch a scripted policy play it, or look at one that was logged."""
     from env_servers.tasks import load_task, make_policy
+    from env_servers.terminal import play_one, read_logged, show_logged
 
+    if source is not None:
+        given = {"--option": option, "--partner": partner, "--partner-option": partner_option, "--env": env}
+        if told := [name for name, value in {**given, "--record": record}.items() if value]:
+            raise ValueError(f"--from {source} has the options of its episode; leave out {', '.join(told)}")
+        trajectory = read_logged(source, task, seed)
+        player = None if policy is None else make_policy(trajectory.task, policy)
+        with load_task(trajectory.task).running():
+            show_logged(trajectory, turn, player)
+        return
+    if task is None or turn is not None:
+        raise ValueError(
+            "play needs a task (`lmrl tasks` lists them), or --from RUN:INDEX"
+            if task is None
+            else f"--turn {turn} says where to go on with a logged episode; give --from RUN:INDEX, too"
+        )
     env_kwargs = parse_environment(option, partner, partner_option)
     player = None if policy is None else make_policy(task, policy)
     chosen = random.SystemRandom().randrange(2**31) if seed is None else seed
@@ -154,7 +175,7 @@ def play(
         playing = make(task, env_kwargs)
         playing.prepare()
         with closing(playing):
-            _play_one(playing, player, chosen)
+            play_one(playing, player, chosen)
 
 
 @contextmanager
@@ -188,45 +209,6 @@ def env_maker(
         module, _, name = RECORDER.partition(":")
         with getattr(importlib.import_module(module), name)(Path(record)) as recorder:
             yield recorder.make_env
-
-
-def _play_one(env: Env, player: Policy | None, seed: int) -> None:
-    from env_servers.policy import Context
-    from env_servers.seeding import policy_seed
-    from env_servers.trajectory import Turn
-
-    observation, turns, drawn = env.reset(seed), list[Turn](), policy_seed(seed)
-    rng = random.Random(drawn)
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # bytes that are no text are a bad action, not the end
-    typer.echo(f"{env.spec.title}, seed {seed}\n{env.spec.instructions}\n")
-    while True:
-        typer.echo("\n".join(filter(None, (observation, env.draw()))))
-        if player is None:
-            try:
-                action = input("> ")
-            except EOFError:
-                so_far = f"return {sum(turn.reward for turn in turns):g} so far"
-                typer.echo(f"\nleft before the end ({so_far}); the same --seed {seed} begins it again")
-                return
-            if not sys.stdin.isatty():  # a terminal shows what is typed
-                typer.echo(action)
-        else:
-            action = player.act([Context(env.spec, turns, observation, rng, env.info, drawn)])[0].text
-            typer.echo(f"> {action}")
-        step = env.step(action)
-        turns.append(Turn(observation, action, step.reward))
-        observation = step.observation
-        if step.reward or not step.legal:
-            typer.echo(f"reward {step.reward:g}{'' if step.legal else ' (not an action)'}")
-        typer.echo()
-        if step.done:
-            total = sum(turn.reward for turn in turns)
-            verdict = "success" if step.success else "no success"
-            # Where something was hidden, the picture tells it now.
-            typer.echo("\n".join(filter(None, (observation, env.draw()))))
-            typer.echo(f"return {total:g} in {len(turns)} actions, {verdict} ({step.end_reason})")
-            return
 
 
 def parse_options(options: list[str] | None) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +62,8 @@ def evaluate(
     from rich.console import Console
 
     from env_servers.cli import parse_environment
-    from eval_harness.report import to_partner_table, to_table, write_html
+    from eval_harness.report import to_partner_table, to_table
+    from eval_harness.report_page import write_html
     from eval_harness.run import default_folder, run
 
     target = _results_target(model, results_repo) if push_results else None
@@ -134,36 +137,66 @@ def _results_target(model: str, results_repo: str | None) -> str:
 
 @report_app.command(
     name="report",
-    epilog="Example: lmrl report runs/maze/* --html report.html --markdown results.md",
+    epilog="Example: lmrl report runs/maze/* --html report.html --open",
 )
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders that `lmrl eval` wrote.", metavar="RUN")],
     html: Annotated[Path | None, typer.Option(help="Write a page with figures and every transcript.")] = None,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Write the page (report.html beside the runs, if not --html) and show it.")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the numbers as JSON.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the numbers as CSV, a line per run.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables as Markdown.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the tables as LaTeX, for the package booktabs.")] = None,
     replay: Annotated[bool, typer.Option("--replay", help="First play all episodes again, to check.")] = False,
 ) -> None:
     """Score logs again, without their models, and set them side by side."""
     from rich.console import Console
 
-    from eval_harness.report import section_table, to_json, to_markdown, to_partner_table, to_table, write_html
+    from eval_harness.report import (
+        section_table,
+        to_csv,
+        to_json,
+        to_latex,
+        to_markdown,
+        to_partner_table,
+        to_table,
+    )
+    from eval_harness.report_page import write_html
     from eval_harness.score import score
     from eval_harness.sections import statistics_sections
 
-    scored = [score(folder, replay=replay) for folder in dict.fromkeys(runs)]
+    folders = list(dict.fromkeys(runs))
+    scored = [score(folder, replay=replay) for folder in folders]
     Console().print(to_table(scored))
     if (partners := to_partner_table(scored)) is not None:
         Console().print(partners)
     for section in statistics_sections(scored):
         typer.echo()
         Console().print(section_table(section))
-    for path, render in ((json, to_json), (markdown, to_markdown)):
+    for path, render in ((json, to_json), (csv, to_csv), (markdown, to_markdown), (latex, to_latex)):
         if path is not None:
             path.write_text(render(scored), encoding="utf-8")
             typer.echo(f"wrote {path}")
-    if html is not None:
-        write_html(scored, html)
-        typer.echo(f"wrote {html}")
+    page = _page_beside(folders) if html is None and open_page else html
+    if page is not None:
+        write_html(scored, page)
+        typer.echo(f"wrote {page}")
+        if open_page:
+            _show(page)
+
+
+def _page_beside(folders: Sequence[Path]) -> Path:
+    """Where the page goes that nobody named: into the run, or into the folder that all runs are in."""
+    return Path(os.path.relpath(os.path.commonpath([folder.resolve() for folder in folders]))) / "report.html"
+
+
+def _show(page: Path) -> None:
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        typer.echo(f"no browser was found here; open {page} in one yourself")
 
 
 @compare_app.command(name="compare", epilog="Example: lmrl compare runs/maze/bc-seed0 runs/maze/ilql-seed0 --markdown")

@@ -56,7 +56,8 @@ def _run(output: Path, namespace: str, episodes: int) -> Path:
     from datasets import load_dataset
     from rich.console import Console
 
-    from eval_harness.report import to_table, write_html
+    from eval_harness.report import to_table
+    from eval_harness.report_page import write_html
     from eval_harness.results import push_results
     from eval_harness.run import run
     from hub_datasets.build import build

@@ -1,4 +1,4 @@
-"""Two figures of a report as inline SVG: mean returns with their intervals, and histograms of the returns.
+"""Figures of a report as inline SVG: mean returns with their intervals, histograms, and lines such as learning curves.
 
 Pure functions from numbers to text. Colours and fonts come from the page's style sheet by class name, so that a
 figure follows the page from light to dark. Widths suit a phone; wider screens put figures side by side.
@@ -16,8 +16,11 @@ from env_servers.scores import Interval
 WIDTH = 440.0  # of the drawing; the page scales it
 RIGHT, LEFT_MEANS, LEFT_COUNTS = 14.0, 4.0, 44.0  # margins of the axes
 ROW, PANEL, PANEL_GAP, AXIS = 46.0, 84.0, 60.0, 44.0
+EDGE = 14.0  # nearer to it, a text that stands in the middle is cut
 MAX_BINS = 30
 NAME_LENGTH = 46
+LINES_TOP, LINES_HEIGHT, LEGEND = 14.0, 190.0, 20.0
+COLOURS = 6  # that the style sheet has; further lines are dashed
 
 
 class MeanReturn(NamedTuple):
@@ -28,11 +31,19 @@ class MeanReturn(NamedTuple):
     interval: Interval
 
 
-class Returns(NamedTuple):
-    """A panel of the second figure: all returns of one run."""
+class Values(NamedTuple):
+    """A panel of a histogram: one number per episode of a run."""
 
     name: str
     values: Sequence[float]
+
+
+class Line(NamedTuple):
+    """A line of a figure: x and y of its points, and the interval of each y where there is one."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    intervals: Sequence[Interval] = ()
 
 
 class Bins(NamedTuple):
@@ -67,8 +78,8 @@ def mean_figure(points: Sequence[MeanReturn]) -> str:
     return _svg(height, f"Mean return by model. {told}", parts)
 
 
-def histogram_figure(runs: Sequence[Returns]) -> str:
-    """One histogram of the episodes' returns per run; all share their bins and their x axis."""
+def histogram_figure(runs: Sequence[Values], what: str = "Return of an episode") -> str:
+    """One histogram of the episodes' returns (or `what` else) per run; all share their bins and their x axis."""
     bins = choose_bins([value for run in runs for value in run.values])
     low, high = bins.start, bins.start + bins.width * bins.number
     x, step = _Scale(low, high, LEFT_COUNTS), PANEL + PANEL_GAP
@@ -82,7 +93,7 @@ def histogram_figure(runs: Sequence[Returns]) -> str:
         most = max(counts)
         last = number == len(runs) - 1
         parts.append(_name(run.name, LEFT_COUNTS, top - 10))
-        parts.append(_x_axis(x, top, floor, "Return of an episode" if last else ""))
+        parts.append(_x_axis(x, top, floor, what if last else ""))
         parts.append(f'<text class="tick" x="{LEFT_COUNTS - 8}" y="{top + 4}" text-anchor="end">{most}</text>')
         parts.append(f'<text class="tick" x="{LEFT_COUNTS - 8}" y="{floor}" text-anchor="end">0</text>')
         middle = (top + floor) / 2
@@ -99,7 +110,52 @@ def histogram_figure(runs: Sequence[Returns]) -> str:
                     f'height="{tall:.1f}"><title>{_bin_text(bins, index)}: {count}</title></rect>'
                 )
     names = ", ".join(run.name for run in runs)
-    return _svg(step * len(runs) + 8, f"Histograms of the returns of {names}", parts)
+    return _svg(step * len(runs) + 8, f"Histograms. {what}: {names}", parts)
+
+
+def line_figure(lines: Sequence[Line], x_label: str, y_label: str) -> str:
+    """Lines over a common x, with a legend below. Points are marked where they are few."""
+    xs = [x for line in lines for x, _ in line.points]
+    ys = [y for line in lines for _, y in line.points]
+    ys += [end for line in lines for interval in line.intervals for end in interval if math.isfinite(end)]
+    low, high = _padded(min(ys), max(ys)) if min(ys) < 0 or max(ys) <= 0 else (0.0, max(ys) * 1.06)
+    x = _Scale(*((min(xs), max(xs)) if min(xs) < max(xs) else _padded(min(xs), max(xs))), LEFT_COUNTS + 8)
+    floor = LINES_TOP + LINES_HEIGHT
+
+    def y(value: float) -> float:
+        return floor - LINES_HEIGHT * (value - low) / (high - low)
+
+    parts = [_x_axis(x, LINES_TOP, floor, x_label)]
+    for tick in ticks(low, high):
+        text = f"{tick:g}".replace("-", "\N{MINUS SIGN}")
+        parts.append(f'<path class="grid" d="M{x.left} {y(tick):.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<text class="tick" x="{x.left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{text}</text>')
+    middle = LINES_TOP + LINES_HEIGHT / 2
+    parts.append(
+        f'<text class="axis" x="10" y="{middle}" text-anchor="middle" transform="rotate(-90 10 {middle})">'
+        f"{escape(y_label)}</text>"
+    )
+    few = all(len(line.points) <= MAX_BINS for line in lines)
+    for number, line in enumerate(lines):
+        kind = f"line c{number % COLOURS}" + (" dashed" if number >= COLOURS else "")
+        path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in line.points)
+        parts.append(f'<path class="{kind}" d="M{path}"/>')
+        for (a, _), interval in zip(line.points, line.intervals, strict=False):
+            if all(math.isfinite(end) for end in interval):
+                parts.append(
+                    f'<path class="{kind} bound" d="M{x(a):.1f} {y(interval.low):.1f}V{y(interval.high):.1f}"/>'
+                )
+        if few:
+            parts += [
+                f'<circle class="mark c{number % COLOURS}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="3">'
+                f"<title>{escape(line.name)}: {b:.4g} at {a:g}</title></circle>"
+                for a, b in line.points
+            ]
+        row = floor + AXIS + LEGEND * number + 10
+        parts.append(f'<path class="{kind}" d="M{x.left} {row - 4}h22"/>')
+        parts.append(_name(line.name, x.left + 30, row))
+    names = ", ".join(line.name for line in lines)
+    return _svg(floor + AXIS + LEGEND * len(lines) + 4, f"{y_label} over {x_label.lower()}: {names}", parts)
 
 
 def choose_bins(values: Sequence[float]) -> Bins:
@@ -125,7 +181,8 @@ def _x_axis(x: _Scale, top: float, floor: float, label: str) -> str:
     for tick in ticks(x.low, x.high):
         parts.append(f'<path class="grid" d="M{x(tick):.1f} {top}V{floor}"/>')
         text = f"{tick:g}".replace("-", "\N{MINUS SIGN}")
-        parts.append(f'<text class="tick" x="{x(tick):.1f}" y="{floor + 16}" text-anchor="middle">{text}</text>')
+        anchor = "start" if x(tick) < EDGE else "end" if x(tick) > WIDTH - EDGE else "middle"
+        parts.append(f'<text class="tick" x="{x(tick):.1f}" y="{floor + 16}" text-anchor="{anchor}">{text}</text>')
     parts.append(f'<path class="base" d="M{x.left} {floor}H{WIDTH - RIGHT}"/>')
     if label:
         middle = (x.left + WIDTH - RIGHT) / 2

@@ -162,7 +162,7 @@ def push_report(
     """
     from huggingface_hub import HfApi
 
-    from eval_harness.report import write_html
+    from eval_harness.report_page import write_html
     from hub_datasets.hub import HUB_ERRORS, explain, with_retries
     from hub_datasets.publish import check_token
 

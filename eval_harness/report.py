@@ -1,23 +1,17 @@
-"""Runs side by side: a table for the terminal, JSON, Markdown, and one HTML page with every transcript.
+"""Runs side by side: a table for the terminal, JSON, CSV, Markdown and LaTeX. The HTML page is `report_page`.
 
-All numbers are those of `eval_harness.score`; this file only sets them out. The page is `report.html` with its
-marks filled in: it needs no network and no server, and its transcripts are parsed only as they are opened, so ten
-thousand episodes open as quickly as ten. Transcripts are what models wrote, so nothing of them is ever markup: they
-travel as JSON in which `<`, `>` and `&` are escaped, become text nodes, and the page's policy runs one script alone.
+All numbers are those of `eval_harness.score`; this file only sets them out.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
+import csv
+import io
 import json
 import math
 import re
 from collections.abc import Sequence
-from html import escape
-from importlib.resources import files
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -25,14 +19,11 @@ from rich.text import Text
 from env_servers.scores import Interval, Summary
 from env_servers.tasks import load_task
 from eval_harness.comparison import aggregate, repeats
-from eval_harness.log import UNFINISHED, Logged, read_episodes
-from eval_harness.plots import MeanReturn, Returns, histogram_figure, mean_figure
 from eval_harness.score import ScoredRun, defined, to_record
 from eval_harness.sections import Section, statistics_sections
 
 SCALE_TITLES = {"lmrl": "Score", "paper": "Score (paper)"}
 HASH_SHOWN = 12  # digits of a hash in a partner's revision in the terminal; the other forms have all
-CHUNK = 50  # episodes that the page parses at once
 NONE = "\N{EN DASH}"
 NOTE = (
     "Intervals are 95 %: Student's t for the mean return, Wilson's for the success rate. A score is the mean return "
@@ -157,7 +148,7 @@ def _partner_settings(run: ScoredRun) -> dict[str, str]:
     return {name: text for name, text in told.items() if text}
 
 
-# Terminal, JSON, Markdown ------------------------------------------------------------------------------------------
+# Terminal, JSON, CSV, Markdown, LaTeX -------------------------------------------------------------------------------
 def to_table(runs: Sequence[ScoredRun]) -> Table:
     """The runs as a table for the terminal; it fits 80 columns, where very long names are folded.
 
@@ -215,6 +206,64 @@ def to_json(runs: Sequence[ScoredRun]) -> str:
     return json.dumps(record, indent=2, allow_nan=False) + "\n"
 
 
+def to_csv(runs: Sequence[ScoredRun]) -> str:
+    """A line per run with its numbers unrounded, for other programs; what is undefined is empty. Rates are 0 to 1."""
+    scales = scale_names(runs)
+    columns = [
+        "task", "task_version", "model", "revision", "seed", "split", "episodes", "asked_for", "failed",
+        "mean_return", "mean_return_low", "mean_return_high", "success_rate", "success_rate_low", "success_rate_high",
+        "mean_length", "invalid_rate", "cut_actions", *(f"score_{name}" for name in scales), "folder",
+    ]  # fmt: skip
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for run in runs:
+        header, summary = run.header, run.summary
+        values = [
+            header.task, header.task_version, header.model["name"], header.model.get("revision"), header.seed,
+            header.split, summary.episodes, header.episodes, run.failed,
+            summary.mean_return, *summary.return_interval, summary.success_rate, *summary.success_interval,
+            summary.mean_length, summary.invalid_rate, run.cut_actions,
+            *(run.normalized.get(name) for name in scales), run.folder,
+        ]  # fmt: skip
+        writer.writerow("" if isinstance(value, float) and not math.isfinite(value) else value for value in values)
+    return text.getvalue()
+
+
+def to_latex(runs: Sequence[ScoredRun]) -> str:
+    """The runs as one LaTeX table (package booktabs), with a block per task and the intervals below the numbers."""
+    scales = scale_names(runs)
+    titles = [escape_latex(title) for title in column_titles(scales)]
+    lines = [
+        "% \\usepackage{booktabs}",
+        f"\\begin{{tabular}}{{l{'r' * len(titles)}}}",
+        "\\toprule",
+        " & ".join(["Model", *titles]) + r" \\",
+    ]
+    for task, group in by_task(runs).items():
+        title = escape_latex(load_task(task).spec.title)
+        lines += ["\\midrule", rf"\multicolumn{{{len(titles) + 1}}}{{l}}{{\textit{{{title}}}}} \\"]
+        for run, label in zip(group, labels(group), strict=True):
+            entries = cells(run, scales)
+            lines.append(" & ".join([escape_latex(label), *(_latex_number(cell.value) for cell in entries)]) + r" \\")
+            if any(cell.below for cell in entries):
+                below = (rf"{{\footnotesize {_latex_number(c.below)}}}" if c.below else "" for c in entries)
+                lines.append(" & ".join(["", *below]) + r" \\")
+    lines += ["\\bottomrule", "\\end{tabular}", *(f"% {line}" for line in NOTE.split(". "))]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_number(text: str) -> str:
+    """A number or an interval; a minus sign is one in math only."""
+    return "--" if text == NONE else escape_latex(text).replace("-", "$-$")
+
+
+def escape_latex(text: str) -> str:
+    """Text that LaTeX sets as it is."""
+    named = {"\\": r"\textbackslash{}", "[": "{[}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return re.sub(r"[\\~^&%$#_{}\[]", lambda found: named.get(found[0], "\\" + found[0]), text.replace("\n", " "))
+
+
 def to_markdown(runs: Sequence[ScoredRun]) -> str:
     """The runs as Markdown: a table per task, and the settings of each run."""
     lines: list[str] = []
@@ -266,129 +315,3 @@ def _interval(interval: Interval, digits: int, factor: float = 1.0) -> str:
 def escape_markdown(text: str) -> str:
     """Text that Markdown shows as it is, in a table too."""
     return re.sub(r"([\\`*_{}\[\]<>|])", r"\\\1", text.replace("\n", " "))
-
-
-# HTML --------------------------------------------------------------------------------------------------------------
-def write_html(runs: Sequence[ScoredRun], path: str | Path) -> None:
-    """Write the page with tables, figures, settings and every transcript.
-
-    Args:
-        runs: At least one.
-        path: File to write; a page that is there is replaced once the new one is whole.
-    """
-    path = Path(path)
-    template = files("eval_harness").joinpath("report.html").read_text(encoding="utf-8")
-    script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)
-    assert script is not None, "the template has one script"
-    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
-    episodes = sum(run.summary.episodes for run in runs)
-    marks = {
-        "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
-        "lead": escape(f"{_count(len(runs), 'run')}, {_count(episodes, 'episode')}"),
-        "tasks": "".join(_task_section(task, group) for task, group in by_task(runs).items()),
-        "note": escape(NOTE),
-        "settings": "".join(_settings_block(run, label) for run, label in zip(runs, labels(runs), strict=True)),
-    }
-    before, after = re.sub(r"{{(\w+)}}", lambda m: marks.get(m[1], m[0]), template).split("{{transcripts}}")
-    beside = path.with_name(path.name + UNFINISHED)
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(before)
-        _write_transcripts(file, runs)
-        file.write(after)
-    beside.replace(path)
-
-
-def _write_transcripts(file: IO[str], runs: Sequence[ScoredRun]) -> None:
-    """The transcripts in chunks, then the index of all episodes, which the page reads first."""
-    index: list[list[Any]] = []
-    chunk: list[Any] = []
-    reasons: dict[str, int] = {}
-    for number, run in enumerate(runs):
-        for logged in read_episodes(run.folder):
-            trajectory = logged.trajectory
-            reason = reasons.setdefault(trajectory.end_reason, len(reasons))
-            numbers = [trajectory.episode_return, int(trajectory.success), trajectory.num_turns, trajectory.num_invalid]
-            index.append([number, trajectory.index, reason, *numbers])
-            chunk.append(_transcript(logged))
-            if len(chunk) == CHUNK:
-                file.write(_data(f"chunk-{(len(index) - 1) // CHUNK}", chunk))
-                chunk = []
-    if chunk:
-        file.write(_data(f"chunk-{(len(index) - 1) // CHUNK}", chunk))
-    shown = [
-        {"label": label, "task": load_task(run.header.task).spec.title}
-        for run, label in zip(runs, labels(runs), strict=True)
-    ]
-    file.write(_data("index", {"runs": shown, "reasons": list(reasons), "episodes": index, "chunk": CHUNK}))
-
-
-def _transcript(logged: Logged) -> dict[str, Any]:
-    trajectory, actions = logged
-    turns = [
-        [turn.observation, turn.action, turn.reward, int(action.legal), int(action.finish_reason == "length")]
-        for turn, action in zip(trajectory.turns, actions, strict=True)
-    ]
-    about = {"seed": trajectory.seed, "options": dict(trajectory.env_kwargs), "info": dict(trajectory.info)}
-    # Seeds do not fit JavaScript's numbers, so what is only shown is text already.
-    return {"turns": turns, "last": trajectory.final_observation, "about": {k: json.dumps(v) for k, v in about.items()}}
-
-
-def _data(name: str, value: Any) -> str:
-    """JSON inside a script element. ASCII, without `<`, so no text can end the element or open a comment."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return f'<script type="application/json" id="{name}">{text}</script>\n'
-
-
-def _task_section(task: str, runs: Sequence[ScoredRun]) -> str:
-    spec, scales, names = load_task(task).spec, scale_names(runs), labels(runs)
-    head = "".join(f'<th scope="col" class="number">{escape(title)}</th>' for title in column_titles(scales))
-    rows = "".join(_table_row(run, name, scales) for run, name in zip(runs, names, strict=True))
-    means = [
-        MeanReturn(name, run.summary.mean_return, run.summary.return_interval)
-        for run, name in zip(runs, names, strict=True)
-    ]
-    returns = [
-        Returns(name, [logged.trajectory.episode_return for logged in read_episodes(run.folder)])
-        for run, name in zip(runs, names, strict=True)
-    ]
-    return (
-        f'<section><h2>{escape(spec.title)}</h2><p class="summary">{escape(spec.summary)}</p>'
-        f'<div class="scroll" role="region" aria-label="Results on {escape(spec.title)}" tabindex="0"><table>'
-        f'<thead><tr><th scope="col">Model</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-        f'<div class="figures"><figure>{mean_figure(means)}</figure><figure>{histogram_figure(returns)}</figure></div>'
-        "</section>"
-    )
-
-
-def _table_row(run: ScoredRun, name: str, scales: Sequence[str]) -> str:
-    entries = "".join(
-        f'<td class="number">{_minus(cell.value)}'
-        + (f'<span class="below">{_minus(cell.below)}</span>' if cell.below else "")
-        + "</td>"
-        for cell in cells(run, scales)
-    )
-    return f'<tr><th scope="row">{_breakable(name)}</th>{entries}</tr>'
-
-
-def _settings_block(run: ScoredRun, label: str) -> str:
-    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in settings(run).items())
-    ends = ", ".join(f"{reason.replace('_', ' ')} {count}" for reason, count in run.end_reasons.items())
-    return (
-        f"<details><summary>{escape(label)}<span>{escape(run.header.task)}</span></summary><dl>{items}"
-        f"<dt>ends of episodes</dt><dd>{escape(ends)}</dd></dl></details>"
-    )
-
-
-def _minus(text: str) -> str:
-    return escape(text).replace("-", "\N{MINUS SIGN}")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}".replace(",", "\N{NO-BREAK SPACE}")
-
-
-def _breakable(name: str) -> str:
-    """A name that a narrow column may break after each slash and colon."""
-    return "".join(escape(sign) + ("<wbr>" if sign in "/:" else "") for sign in name)

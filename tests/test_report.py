@@ -6,13 +6,16 @@ This file is also the script that talks with the test Hub: `python test_report.p
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import io
 import json
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,8 @@ from env_servers.policy import Action, Context, ScriptedPolicy
 from env_servers.scores import Interval
 from eval_harness import plots
 from eval_harness.log import read_episodes
-from eval_harness.report import CHUNK, labels, settings, to_json, to_markdown, to_table, write_html
+from eval_harness.report import escape_latex, labels, settings, to_csv, to_json, to_latex, to_markdown, to_table
+from eval_harness.report_page import CHUNK, invalid_by_turn, learning_curves, write_html
 from eval_harness.results import push_results, put_block, render_block, render_yaml
 from eval_harness.run import evaluate_policy, run
 from eval_harness.score import ScoredRun, score
@@ -130,6 +134,33 @@ def test_markdown_has_a_table_per_task_and_escapes_names(runs: list[ScoredRun], 
     assert "revision 0123456789abcdef0123456789abcdef" in text and "temperature 0.5" in text
 
 
+def test_csv_has_the_unrounded_numbers_a_line_per_run(runs: list[ScoredRun], attacked: ScoredRun) -> None:
+    lines = list(csv.DictReader(io.StringIO(to_csv([*runs, attacked]))))
+    assert [float(line["mean_return"]) for line in lines] == [r.summary.mean_return for r in [*runs, attacked]]
+    assert lines[1]["model"] == "scripted:optimal" and lines[1]["score_paper"] == str(runs[1].normalized["paper"])
+    assert (lines[2]["mean_return_low"], lines[2]["episodes"], lines[2]["asked_for"]) == ("", "1", "1")
+    assert lines[3]["revision"] == "0123456789abcdef" * 2 and lines[3]["cut_actions"] == "9"
+
+
+def test_latex_has_a_row_per_run_its_intervals_below_and_escapes_names(
+    runs: list[ScoredRun], attacked: ScoredRun
+) -> None:
+    lines = to_latex([*runs, attacked]).splitlines()
+    assert lines[1:3] == [r"\begin{tabular}{lrrrrrrr}", r"\toprule"] and r"\end{tabular}" in lines
+    optimal = lines.index(next(line for line in lines if line.startswith("scripted:optimal")))
+    assert lines[optimal] == (r"scripted:optimal & 25 & $-$6.84 & 100.0 \% & 7.8 & 0.0 \% & 100.0 & 100.0 \\")
+    low, high = runs[1].summary.return_interval
+    assert rf"{{\footnotesize {{[}}$-${-low:.2f}, $-${-high:.2f}]}}" in lines[optimal + 1]
+    assert any(line.startswith("scripted:best\\_memory & 1 & ") for line in lines)
+    assert all(line.count(" & ") == 7 for line in lines if line.endswith(r"\\") and "multicolumn" not in line)
+
+
+def test_latex_escapes_all_that_it_would_read() -> None:
+    assert escape_latex("a_b{c}%\\[x]^~#$&") == (
+        r"a\_b\{c\}\%\textbackslash{}{[}x]\textasciicircum{}\textasciitilde{}\#\$\&"
+    )
+
+
 def test_labels_are_as_short_as_they_can_be(tmp_path: Path) -> None:
     made = [
         run("maze", f"scripted:{name}", episodes=1, seed=seed, output=tmp_path / folder, progress=False).scored
@@ -185,6 +216,11 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
 
+def unpack(text: str) -> Any:
+    """What a chunk of transcripts holds."""
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
 @pytest.fixture(scope="module")
 def page(runs: list[ScoredRun], attacked: ScoredRun, tmp_path_factory: pytest.TempPathFactory) -> Page:
     path = tmp_path_factory.mktemp("page") / "report.html"
@@ -199,7 +235,7 @@ def test_texts_of_models_never_become_markup(page: Page) -> None:
     assert names.count("script") == chunks + 2
     assert not {"img", "b", "iframe", "object", "link", "base", "form"} & set(names)
     assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
-    turns = json.loads(page.scripts[f"chunk-{chunks - 1}"])[-1]["turns"]
+    turns = unpack(page.scripts[f"chunk-{chunks - 1}"])[-1]["turns"]
     assert turns[0][1] == ATTACK
 
 
@@ -216,7 +252,7 @@ def test_every_transcript_is_in_the_page(page: Page, runs: list[ScoredRun], atta
     shown = [
         item
         for number in range(-(-len(index["episodes"]) // CHUNK))
-        for item in json.loads(page.scripts[f"chunk-{number}"])
+        for item in unpack(page.scripts[f"chunk-{number}"])
     ]
     logged = [(n, episode) for n, one in enumerate([*runs, attacked]) for episode in read_episodes(one.folder)]
     assert len(logged) == len(shown) == len(index["episodes"]) == 89
@@ -224,7 +260,8 @@ def test_every_transcript_is_in_the_page(page: Page, runs: list[ScoredRun], atta
         reason = index["reasons"].index(trajectory.end_reason)
         assert entry == [
             number, trajectory.index, reason, trajectory.episode_return, int(trajectory.success),
-            trajectory.num_turns, trajectory.num_invalid,
+            trajectory.num_turns, trajectory.num_invalid, int(trajectory.truncated),
+            sum(action.finish_reason == "length" for action in actions),
         ]  # fmt: skip
         assert [turn[:3] for turn in item["turns"]] == [list(turn) for turn in trajectory.turns]
         assert [bool(turn[3]) for turn in item["turns"]] == [action.legal for action in actions]
@@ -234,7 +271,8 @@ def test_every_transcript_is_in_the_page(page: Page, runs: list[ScoredRun], atta
 
 
 def test_the_pages_table_has_the_numbers_of_the_scores(page: Page, runs: list[ScoredRun]) -> None:
-    header, random, optimal = page.rows[0], page.rows[1], page.rows[2]
+    maze = page.rows.index(next(row for row in page.rows if row[:2] == ["Model", "Episodes"]))
+    header, optimal, random = page.rows[maze], page.rows[maze + 2], page.rows[maze + 3]  # the attacker leads
     assert header[:4] == ["Model", "Episodes", "Return", "Success"]
     assert optimal[0] == "scripted:optimal" and optimal[1] == "25" and optimal[2].startswith("−6.84[−")
     assert random[4] == f"{runs[0].summary.mean_length:.1f}"
@@ -269,7 +307,7 @@ def test_ticks_are_round_and_inside() -> None:
 
 
 def test_histogram_columns_are_as_tall_as_their_counts() -> None:
-    svg = plots.histogram_figure([plots.Returns("a", [0.0, 0.0, 0.0, 0.0, -1.0, -1.0, -3.0])])
+    svg = plots.histogram_figure([plots.Values("a", [0.0, 0.0, 0.0, 0.0, -1.0, -1.0, -3.0])])
     tall = [float(number) for number in re.findall(r'height="([\d.]+)"><title>', svg)]
     assert tall == [plots.PANEL / 4, plots.PANEL / 2, plots.PANEL]
     assert re.findall(r"<title>([^<]*): (\d)</title>", svg) == [("−3", "1"), ("−1", "2"), ("0", "4")]
@@ -279,6 +317,60 @@ def test_mean_figure_survives_one_episode_and_escapes_names() -> None:
     nan = float("nan")
     svg = plots.mean_figure([plots.MeanReturn("<a>&", -1.0, Interval(nan, nan))])
     assert "<a>" not in svg and "&lt;a&gt;&amp;" in svg and "nan" not in svg
+
+
+def test_lines_go_through_their_points_and_need_no_interval() -> None:
+    nan = float("nan")
+    lines = [
+        plots.Line("<a>", [(0, 0.0), (10, 100.0)], [Interval(nan, nan), Interval(50.0, 100.0)]),
+        plots.Line("b", [(5, 50.0)]),
+    ]
+    svg = plots.line_figure(lines, "Turn", "Invalid actions, %")
+    assert "<a>" not in svg and "nan" not in svg
+    x0, y0, x1, y1 = re.findall(r'class="line c0" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', svg)[0]
+    (x, y) = re.findall(r'class="mark c1" cx="([\d.]+)" cy="([\d.]+)"', svg)[0]
+    assert float(x) == pytest.approx((float(x0) + float(x1)) / 2, abs=0.1)
+    assert float(y) == pytest.approx((float(y0) + float(y1)) / 2, abs=0.1)
+    (top, bottom) = re.findall(r'class="line c0 bound" d="M[\d.]+ ([\d.]+)V([\d.]+)"', svg)[0]
+    assert float(bottom) == pytest.approx(float(y1)) and float(top) == pytest.approx(float(y), abs=0.1)
+
+
+def test_the_share_of_invalid_actions_is_of_those_that_still_play() -> None:
+    assert invalid_by_turn([20, 10, 9], [5, 1, 9]) == [(1, 25.0), (2, 10.0)]
+    assert invalid_by_turn([2, 2, 1], [0, 1, 1]) == [(1, 0.0), (2, 50.0)]
+
+
+def test_learning_curves_are_of_checkpoints_and_of_what_a_policy_logged(tmp_path: Path) -> None:
+    def measured(model: str, value: float) -> ScoredRun:
+        policy = ScriptedPolicy("walker", lambda context: "move down")
+        identity = {"kind": "language model", "name": model, "revision": None}
+        folder = tmp_path / model.replace("/", "-")
+        options = {"start": [6, 6]}
+        scored = evaluate_policy(
+            "maze", policy, identity=identity, env_kwargs=options, episodes=1, output=folder, progress=False
+        ).scored
+        return replace(scored, summary=scored.summary._replace(mean_return=value))
+
+    learnt = tmp_path / "learnt"
+    learnt.mkdir()
+    log = [{"step": 5, "loss": 1.0}, {"step": 10, "eval_return": -9.0}, {"step": 20, "eval_return": -7.5}]
+    (learnt / "training_log.json").write_text(json.dumps(log))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "training_log.json").write_text("[1, 2")
+    models = {
+        "m/checkpoint-200": -3.0,
+        "m/checkpoint-90": -5.0,
+        str(learnt): -7.0,
+        str(broken): -8.0,
+        "x/checkpoint-5": 0,
+    }
+    measures = [measured(model, value) for model, value in models.items()]
+    lines = {line.name: line.points for line in learning_curves(measures, list(models))}
+    assert lines == {
+        f"{learnt}, as it learnt": [(10.0, -9.0), (20.0, -7.5)],
+        "m, checkpoints": [(90.0, -5.0), (200.0, -3.0)],
+    }
 
 
 # Results on the Hub ------------------------------------------------------------------------------------------------
@@ -351,4 +443,4 @@ def test_policies_of_one_run_of_many_episodes_are_listed_once(tmp_path: Path) ->
     write_html([scored], tmp_path / "page.html")
     page = Page(tmp_path / "page.html")
     assert sorted(page.scripts) == ["chunk-0", "chunk-1", "index", "main"]
-    assert [len(json.loads(page.scripts[f"chunk-{n}"])) for n in (0, 1)] == [CHUNK, CHUNK]
+    assert [len(unpack(page.scripts[f"chunk-{n}"])) for n in (0, 1)] == [CHUNK, CHUNK]
