@@ -25,6 +25,7 @@ LEFT_OUT = ("make ", "pip ", "apt-get", "lmrl demo", "accelerate", "lmrl play ma
 SHORT = {
     "ppo": ["--rounds", "1", "--rollouts", "2"],
     "online-bc": ["--rounds", "1", "--rollouts", "4", "--steps-per-round", "1"],
+    "online-ilql": ["--rounds", "1", "--rollouts", "4", "--steps-per-round", "1"],
     "grpo": ["--steps", "1", "--episodes", "2", "--num-generations", "2"],
 }
 

@@ -88,6 +88,8 @@ ORDER = {
         "ppo_training",
         "online_bc",
         "online_bc_training",
+        "online_ilql",
+        "online_ilql_training",
         "grpo",
         "cli",
         "__main__",

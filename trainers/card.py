@@ -17,6 +17,7 @@ ALGORITHMS = {
     "mc": "Monte Carlo returns",
     "ppo": "multi-turn PPO on episodes that it played itself",
     "grpo": "GRPO on episodes that it played itself",
+    "online_ilql": "online ILQL, from a dataset and from episodes that it played itself",
     "online_bc": "online filtered behaviour cloning, of episodes that it played itself",
 }
 ONLINE = ("ppo", "grpo", "online_bc")  # those that learn from their own episodes
@@ -65,6 +66,8 @@ def render_card(record: PolicyRecord, spec: TaskSpec, name: str, command: str) -
     data = f"`{source}` at revision `{revision}`" if on_hub else f"a local dataset, `{source}`"
     if record.algorithm in ONLINE:
         data = f"its own episodes{f', beside {data}' if source is not None else ''}"
+    if record.algorithm == "online_ilql":
+        data += ", and on its own episodes"
     filtered = f", of which the filter `{record.filter}` kept a part" if record.filter else ""
     memory = {None: "the whole episode so far", 0: "the newest observation"}.get(
         record.memory, f"the last {record.memory} turns and the newest observation"

@@ -413,6 +413,75 @@ def online_bc(
 
 
 @app.command(
+    name="online-ilql",
+    epilog="Example: lmrl train online-ilql --task maze --model maze-ilql --beta 64 --output maze-online-ilql",
+)
+def online_ilql(
+    task: Task,
+    output: Output,
+    init: Annotated[
+        str, typer.Option(*INIT, help="A behaviour policy, or an ILQL policy to go on from: folder or repository.")
+    ],
+    trunk: Annotated[
+        str | None, typer.Option(help="Values from nothing: tiny or small (random); the behaviour policy's by default.")
+    ] = None,
+    dataset: Source = None,
+    config: Config = None,
+    revision: Revision = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of playing and learning.", min=1)] = 20,
+    rollouts: Annotated[int, typer.Option(help="Episodes of a round, of all processes together.", min=1)] = 128,
+    slots: Annotated[int, typer.Option(help="Episodes at the same time, in each process.", min=1)] = 64,
+    steps_per_round: Annotated[int, typer.Option(help="Gradient steps after each round's play.", min=1)] = 64,
+    offline_steps: Annotated[int, typer.Option(help="Steps on the dataset alone, before the first round.", min=0)] = 0,
+    batch_size: Annotated[int, typer.Option(help="Sequences per step, of all processes together.", min=1)] = 128,
+    online_share: Annotated[float, typer.Option(help="Share of a batch that is own episodes.", min=0, max=1)] = 0.5,
+    buffer_rounds: Annotated[int, typer.Option(help="Own episodes are of so many last rounds; 0 is all.", min=0)] = 0,
+    accumulation: Accumulation = 1,
+    lr: Rate = 1e-4,
+    schedule: Schedule = "constant",
+    adam_beta2: AdamBeta2 = 0.95,
+    max_grad_norm: MaxGradNorm = 1.0,
+    gamma: Gamma = 0.99,
+    discount: Discount = "token",
+    reward_scale: RewardScale = 1.0,
+    cql_weight: CQLWeight = 0.01,
+    tau: Annotated[float, typer.Option(help="Expectile of V, between 0 and 1.")] = 0.7,
+    target_rate: Annotated[float, typer.Option(help="Share that the targets move by after each step.")] = 0.005,
+    beta: Beta = 4.0,
+    linear_heads: LinearHeads = False,
+    head_bias: HeadBias = 0.0,
+    q_vocab: QVocab = "all",
+    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
+    response_length: Annotated[int | None, typer.Option(help="Most tokens of an action.", min=1)] = None,
+    max_episode_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens said in an episode, which is cut then.", min=1)
+    ] = None,
+    rendering: Rendering = None,
+    max_length: MaxLength = None,
+    save_rounds: Annotated[int, typer.Option(help="Rounds between checkpoints.", min=1)] = 1,
+    eval_rounds: Annotated[
+        int, typer.Option(help="Play every so many rounds and keep the best weights by mean return; 0 does not.", min=0)
+    ] = 0,
+    eval_episodes: EvalEpisodes = 128,
+    env: Env = None,
+    seed: Seed = 0,
+    report_to: ReportTo = "none",
+    push_to_hub: PushToHub = None,
+    private: Private = False,
+    resume: Resume = True,
+    overwrite: Overwrite = False,
+) -> None:
+    """ILQL that also plays: learn values from a dataset and from one's own episodes, in rounds."""
+    options = locals()
+    from trainers.online_ilql_training import OnlineILQLRun, train_online_ilql  # torch takes seconds, as above
+
+    around = {name: options.pop(name) for name in AROUND}
+    folder, source = options.pop("output"), options.pop("dataset") or f"lmrl/{task}"
+    result = train_online_ilql(OnlineILQLRun(source=source, **options), folder, **around)
+    _tell(result, push_to_hub, task)
+
+
+@app.command(
     epilog="Example: lmrl train grpo --task maze --model maze-bc --episodes 64 --lr 1e-6 --output maze-grpo. Any field "
     "of TRL's GRPOConfig: --option scale_rewards=none --option epsilon_high=0.28"
 )

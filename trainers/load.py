@@ -49,7 +49,7 @@ class PolicyRecord:
     """The contents of `policy.json`.
 
     Attributes:
-        algorithm: `bc`, `filtered_bc`, `ilql`, `mc`, `ppo`, `grpo` or `online_bc`.
+        algorithm: `bc`, `filtered_bc`, `ilql`, `mc`, `ppo`, `grpo`, `online_bc` or `online_ilql`.
         task: Task id.
         task_version: Version of the task's rules and texts that it was trained under.
         rendering: `plain` or `chat`.

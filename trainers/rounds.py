@@ -57,9 +57,20 @@ class RoundSettings:
     max_episode_tokens: int | None = field(default=None, metadata={"help": "Most tokens said in an episode."})
     num_sample_generations: int = field(default=2, metadata={"help": "Episodes of a round written out to read."})
 
+    @property
+    def steps_before_rounds(self) -> int:
+        """Steps of the optimiser before the first round is played."""
+        return 0
+
+    def round_of(self, step: int) -> tuple[int, int]:
+        """The round that a step belongs to (a negative one before the first), and how many of its steps came before."""
+        arguments: Any = self
+        number, begun = divmod(step - self.steps_before_rounds, arguments.steps_per_round)
+        return number, begun
+
     def __post_init__(self) -> None:
         arguments: Any = self
-        arguments.max_steps = self.rounds * arguments.steps_per_round
+        arguments.max_steps = self.steps_before_rounds + self.rounds * arguments.steps_per_round
         arguments.ignore_data_skip = True  # a checkpoint's rounds are not played again
         super().__post_init__()  # type: ignore[misc]
         self.check_positive("rounds", "rollouts", "slots", "temperature")
@@ -139,6 +150,10 @@ class PlaysRounds:
         """
         raise NotImplementedError
 
+    def batches_before_rounds(self) -> Iterator[dict[str, Any]]:
+        """Those of the steps before the first round (`steps_before_rounds`) that have not been made."""
+        yield from ()
+
     def acting_part(self, model: Any) -> Any:
         """The part of the trained model, unwrapped, whose weights decide how to act; a module."""
         return model
@@ -207,8 +222,9 @@ class PlaysRounds:
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Batches from where the trainer's state is, `gradient_accumulation_steps` for each step."""
+        yield from self.batches_before_rounds()
         while True:
-            number, begun = divmod(self.state.global_step, self.args.steps_per_round)
+            number, begun = self.args.round_of(self.state.global_step)
             known = self.begun_round(number) if begun else self.play_round(number)
             yield from self.round_batches(known, number, begun)
 
@@ -282,9 +298,9 @@ class PlaysRounds:
         Raises:
             FileNotFoundError: It is gone.
         """
-        path, now = self.round_file(number, ending), self.state.global_step // self.args.steps_per_round
+        path, (now, begun) = self.round_file(number, ending), self.args.round_of(self.state.global_step)
         if not path.exists():
-            where = "the middle of round" if self.state.global_step % self.args.steps_per_round else "round"
+            where = "the middle of round" if begun else "round"
             raise FileNotFoundError(
                 f"the checkpoint is from {where} {now}, and {path}, which has {'the' if now == number else 'that'} "
                 "round's episodes, is gone; delete that checkpoint to go on from the one before"
@@ -297,7 +313,7 @@ class PlaysRounds:
         last: Any = get_last_checkpoint(str(folder)) if folder.is_dir() else None  # type: ignore[no-untyped-call]
         needed = 0
         if last is not None:
-            needed = self.oldest_needed(int(last.rpartition("-")[2]) // self.args.steps_per_round)
+            needed = self.oldest_needed(self.args.round_of(int(last.rpartition("-")[2]))[0])
         for path in (folder / "rounds").glob(f"*-{self.rollouts.process}.*"):
             if int(path.name.partition("-")[0]) < needed:
                 path.unlink()

@@ -14,7 +14,7 @@ a batch, such a prompt is mostly the beginning of another row; where it is not, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -166,23 +166,47 @@ def merge_transitions(dataset: Dataset, limit: int, multiple_of: int = 1) -> Dat
     has the gradient of all the data, without noise and for a fraction of the work. Rows of weight 0 make the number a
     multiple of `multiple_of`, so that no process has a shorter batch than another.
     """
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    merged = MergedRows()
     for batch in dataset.iter(ROWS_PER_CHUNK):
         for values in zip(*(batch[name] for name in TRANSITION_FEATURES), strict=True):
-            row = dict(zip(TRANSITION_FEATURES, values, strict=True))
-            key = (*(tuple(row[name]) for name in ("input_ids", "rewards", "next_prompt")), row["bootstrap"])
-            if (kept := found.get(key)) is None:
-                found[key] = {**row, "returns": [value * row["weight"] for value in row["returns"]]}
-                continue
-            kept["weight"] += row["weight"]
-            kept["returns"] = [a + b * row["weight"] for a, b in zip(kept["returns"], row["returns"], strict=True)]
-        if len(found) > limit:
+            merged.add(dict(zip(TRANSITION_FEATURES, values, strict=True)))
+        if len(merged) > limit:
             return dataset
-    rows = list(found.values())
-    for row in rows:
-        row["returns"] = [value / row["weight"] for value in row["returns"]]
+    rows = merged.rows()
     rows += [{**rows[0], "weight": 0.0}] * (-len(rows) % multiple_of)
     return Dataset.from_list(rows, features=TRANSITION_FEATURES)
+
+
+class MergedRows:
+    """Rows of `TRANSITION_FEATURES`, of which those that differ in `returns` alone become one with their mean."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a row with its weight."""
+        key = (*(tuple(row[name]) for name in ("input_ids", "rewards", "next_prompt")), row["bootstrap"])
+        if (kept := self._found.get(key)) is None:
+            self._found[key] = {**row, "returns": [value * row["weight"] for value in row["returns"]]}
+            return
+        kept["weight"] += row["weight"]
+        kept["returns"] = [a + b * row["weight"] for a, b in zip(kept["returns"], row["returns"], strict=True)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The distinct rows, each with the sum of its weights."""
+        return [{**row, "returns": [value / row["weight"] for value in row["returns"]]} for row in self._found.values()]
+
+
+def token_ids(dataset: Dataset) -> list[int]:
+    """All ids that are action tokens somewhere in rows of `build_transitions`, in order."""
+    found: set[int] = set()
+    for batch in dataset.iter(ROWS_PER_CHUNK):
+        for ids, places in zip(batch["input_ids"], batch["places"], strict=True):
+            found.update(ids[place] for place in places)
+    return sorted(found)
 
 
 def transition_collator(pad_token_id: int) -> Callable[[Sequence[dict[str, Any]]], dict[str, Tensor]]:

@@ -47,6 +47,7 @@ from trainers.transitions import (
     build_transitions,
     check_discounting,
     merge_transitions,
+    token_ids,
     transition_collator,
 )
 from trainers.value_policy import ValuePolicy
@@ -214,7 +215,7 @@ def _learn(
     )
     dataset = build_transitions(episodes, renderer, Discounting(run.gamma, run.discount, run.reward_scale))
     merged = merge_transitions(dataset, run.batch_size * state.num_processes, state.num_processes * run.accumulation)
-    settings = HeadSettings(run.linear_heads, run.head_bias, _token_ids(dataset) if run.q_vocab == "dataset" else None)
+    settings = HeadSettings(run.linear_heads, run.head_bias, token_ids(dataset) if run.q_vocab == "dataset" else None)
     steps = run.steps or max(1, math.ceil(run.epochs * len(dataset) / (run.batch_size * state.num_processes)))
     body = model if run.trunk is None else _other_body(run, tokenizer, model, token)
     torch.manual_seed(run.seed)
@@ -333,14 +334,6 @@ def _other_body(run: ValueRun, tokenizer: Any, model: Any, token: str | bool | N
             "text, so take two models with one tokenizer"
         )
     return body
-
-
-def _token_ids(dataset: Any) -> list[int]:
-    found: set[int] = set()
-    for batch in dataset.iter(1024):
-        for ids, places in zip(batch["input_ids"], batch["places"], strict=True):
-            found.update(ids[place] for place in places)
-    return sorted(found)
 
 
 def _pad_id(tokenizer: Any) -> int:
