@@ -5,23 +5,36 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from env_servers.cli import Partner, PartnerOption, Record, Servers
 
-eval_app = typer.Typer(add_completion=False)
+eval_app = typer.Typer(add_completion=False, subcommand_metavar="[merge|retry] [ARGS]...")
 report_app = typer.Typer(add_completion=False)
 compare_app = typer.Typer(add_completion=False)
 
 
-@eval_app.command(
-    name="eval", epilog="Example: lmrl eval --model scripted:optimal --task maze --episodes 100 --output runs/optimal"
+@eval_app.callback(
+    invoke_without_command=True,
+    epilog="Example: lmrl eval --model scripted:optimal --task maze --episodes 100 --output runs/optimal",
 )
 def evaluate(
-    model: Annotated[str, typer.Option(help="scripted:POLICY, a folder, or a repository, also as NAME@REVISION.")],
-    task: Annotated[str, typer.Option(help="Task id; `lmrl tasks` lists them.")],
+    context: typer.Context,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="scripted:POLICY, a folder, or a repository, also as NAME@REVISION. With --suite several, as "
+            "LABEL=NAME, with {task} in them for a policy per task; scripted:{best} is each task's best."
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task id; `lmrl tasks` lists them. With --suite some of its tasks, by commas.")
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="Play several tasks, into one table: paper, quick, games, dialogue.")
+    ] = None,
     episodes: Annotated[int | None, typer.Option(help="How many; the task's number by default.")] = None,
     seed: Annotated[int, typer.Option(help="Other random numbers for the policy on the same episodes.")] = 0,
     output: Annotated[
@@ -51,6 +64,9 @@ def evaluate(
     env: Servers = None,
     record: Record = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew; an old log is moved aside.")] = False,
+    shard: Annotated[
+        str | None, typer.Option(help="Play part I of N alone; `lmrl eval merge` makes one run of all.", metavar="I/N")
+    ] = None,
     report: Annotated[bool, typer.Option("--report", help="Write report.html into the folder.")] = False,
     push_results: Annotated[bool, typer.Option("--push-results", help="Put the scores beside the model.")] = False,
     results_repo: Annotated[
@@ -59,44 +75,117 @@ def evaluate(
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Push the scores as a pull request.")] = False,
 ) -> None:
     """Measure a model on a task. Stopped at any moment, the same command goes on where it was."""
+    from env_servers.cli import parse_environment
+
+    if context.invoked_subcommand is not None:
+        return
+    if not model or (task is None and suite is None):
+        missing = "--model" if not model else "--task"
+        raise typer.BadParameter(f"missing {missing}: give a model and a task, or a model and a --suite", context)
+    if suite is not None:
+        refused = {"--shard": shard, "--beta": beta, "--record": record, "--push-results": push_results or None}
+        if given := [name for name, value in refused.items() if value is not None]:
+            raise ValueError(f"{given[0]} is for one run; leave it out with --suite")
+        common = {"seed": seed, "batch": batch, "device": device, "dtype": dtype, "rendering": rendering, "env": env}
+        _play_suite(suite, task, episodes, model, output, overwrite, report, **common, max_new_tokens=max_new_tokens)
+        return
+    if len(model) > 1 or task is None:
+        raise ValueError(f"{len(model)} models are given; play one after the other, or all with --suite")
+    _play_one(
+        model[0],
+        task,
+        output,
+        beta=beta,
+        environment=parse_environment(option, partner, partner_option),
+        shard=shard,
+        report=report,
+        push=(push_results, results_repo, create_pr),
+        episodes=episodes,
+        split=split,
+        starts_from=starts_from,
+        seed=seed,
+        batch=batch,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        rerank=rerank,
+        rendering=rendering,
+        dtype=dtype,
+        device=device,
+        record=record,
+        env=env,
+        overwrite=overwrite,
+    )
+
+
+def _play_suite(
+    suite: str,
+    tasks: str | None,
+    episodes: int | None,
+    models: list[str],
+    output: Path | None,
+    overwrite: bool,
+    report: bool,
+    **options: Any,
+) -> None:
+    from eval_harness.eval_suites import choose, run_suite, to_markdown
+    from eval_harness.report_page import write_html
+
+    folder = output or Path("runs") / f"suite-{suite}"
+    entries = run_suite(choose(suite, tasks, episodes), models, folder, overwrite=overwrite, **options)
+    typer.echo(to_markdown(entries))
+    typer.echo(f"wrote {folder / 'table.md'}")
+    runs = [entry.run for entry in entries if entry.run is not None]
+    if report and runs:
+        write_html(runs, folder / "report.html")
+        typer.echo(f"report: {folder / 'report.html'}")
+    if not runs:
+        raise RuntimeError("nothing could be played; the reasons stand above")
+
+
+def _play_one(
+    model: str,
+    task: str,
+    output: Path | None,
+    *,
+    beta: str | None,
+    environment: dict[str, Any],
+    shard: str | None,
+    report: bool,
+    push: tuple[bool, str | None, bool],
+    **options: Any,
+) -> None:
+    """One model on one task, or one for each beta."""
     from rich.console import Console
 
-    from env_servers.cli import parse_environment
+    from eval_harness.launch import place, run_launched, together
+    from eval_harness.merge import parse_shard
     from eval_harness.report import to_partner_table, to_table
     from eval_harness.report_page import write_html
     from eval_harness.run import default_folder, run
 
+    push_results, results_repo, create_pr = push
     target = _results_target(model, results_repo) if push_results else None
     betas = _parse_betas(beta)
     if target is not None and len(betas) > 1:
         raise ValueError("--push-results takes the scores of one --beta; sweep first, then push the one you choose")
-    base, env_kwargs = output or default_folder(task, model, seed), parse_environment(option, partner, partner_option)
-    results = [
-        run(
-            task,
-            model,
-            episodes=episodes,
-            split=split,
-            starts_from=starts_from,
-            env_kwargs=env_kwargs,
-            seed=seed,
-            batch=batch,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            max_new_tokens=max_new_tokens,
-            beta=value,
-            rerank=rerank,
-            rendering=rendering,
-            dtype=dtype,
-            device=device,
-            record=record,
-            env=env,
-            output=base if len(betas) == 1 else base / f"beta-{value:g}",
-            overwrite=overwrite,
-        )
-        for value in betas
-    ]
+    part = None if shard is None else parse_shard(shard)
+    if part is not None and (target is not None or place().size > 1):
+        raise ValueError(f"--shard {shard} is a part of a run; merge first, then push, and launch one process for each")
+    base = output or default_folder(task, model, options["seed"], part)
+    results = []
+    for value in betas:
+        folder = base if len(betas) == 1 else base / f"beta-{value:g}"
+        arguments = {**options, "task": task, "model": model, "env_kwargs": environment, "beta": value}
+        if place().size == 1:
+            results.append(run(output=folder, shard=part, **arguments))
+            continue
+        with together():
+            result = run_launched(folder, **arguments)
+        if result is None:
+            return  # the first process tells
+        results.append(result)
     scored = [result.scored for result in results]
     Console().print(to_table(scored))
     if (partners := to_partner_table(scored)) is not None:
@@ -107,11 +196,45 @@ def evaluate(
         write_html(scored, base / "report.html")
         typer.echo(f"report: {base / 'report.html'}")
     if target is not None:
-        from eval_harness.results import push_results as push
+        from eval_harness.results import push_results as push_scores
 
-        done = push(scored[0], target, create_pr=create_pr)
+        done = push_scores(scored[0], target, create_pr=create_pr)
         where = done.pull_request or f"{done.repo_id}@{done.revision}"
         typer.echo(f"{'pushed results:' if done.changed else 'already there, nothing changed:'} {where}")
+
+
+@eval_app.command(epilog="Example: lmrl eval merge runs/shard-1 runs/shard-2 --output runs/whole")
+def merge(
+    shards: Annotated[list[Path], typer.Argument(help="Folders that `lmrl eval --shard` wrote.", metavar="SHARD")],
+    output: Annotated[Path, typer.Option(help="Folder for the run; it must be new or empty.")],
+    partial: Annotated[bool, typer.Option("--partial", help="Episodes may be missing; `retry` plays them.")] = False,
+) -> None:
+    """Make one run of its shards: what a single process would have written."""
+    from rich.console import Console
+
+    from eval_harness.merge import merge as merge_shards
+    from eval_harness.report import to_table
+
+    scored = merge_shards(shards, output, partial=partial)
+    Console().print(to_table([scored]))
+    typer.echo(f"log: {output}")
+
+
+@eval_app.command(epilog="Example: lmrl eval retry runs/chess/bc-seed0")
+def retry(
+    run: Annotated[Path, typer.Argument(help="Folder that `lmrl eval` wrote.", metavar="RUN")],
+    env: Servers = None,
+    record: Record = None,
+) -> None:
+    """Play the episodes that a run lacks, since they failed or it was stopped, with the settings that it has."""
+    from rich.console import Console
+
+    from eval_harness.report import to_table
+    from eval_harness.run import retry as retry_run
+
+    result = retry_run(run, env=env, record=record)
+    Console().print(to_table([result.scored]))
+    typer.echo(f"log: {result.folder}")
 
 
 def _parse_betas(text: str | None) -> list[float | None]:

@@ -22,14 +22,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from env_servers.partners import KNOWLEDGE
-from env_servers.play import Failure, Played, Start
+from env_servers.play import Played, Start
 from env_servers.trajectory import Trajectory
-from hub_datasets.journal import encode_line, open_to_append, read_lines
+from hub_datasets.journal import decode_line, encode_line, open_to_append, read_lines
 from hub_datasets.rows import EPISODE_FEATURES, from_row, to_row, to_start_row
 
 FORMAT = 1
@@ -37,6 +37,7 @@ HEADER, EPISODES, FAILURES, TIMING = "header.json", "episodes.jsonl", "failures.
 RESULTS, LOCK = "results.json", ".lock"
 UNFINISHED = ".new"  # a file that is written beside and then renamed
 SYNC_SECONDS = 1.0
+NOTED_SINCE = {"model.attention"}  # what logs of earlier versions do not tell
 
 Key = tuple[str, int]  # split and index: names an episode within a run
 
@@ -81,6 +82,10 @@ class Header:
             names the servers that it was played on.
         created: When the run began, ISO 8601, UTC.
         partner: Name and revision of who speaks for the environment; None in a task without partner.
+        shard: `number` `of` so many, of a run of so many `episodes` in all, where this is one of several that are to
+            be merged; `starts` is the whole run's.
+        arguments: Of `run.run`, by which `lmrl eval retry` plays again what is missing; None where it was given a
+            policy and not a name.
     """
 
     task: str
@@ -96,6 +101,8 @@ class Header:
     versions: Mapping[str, str]
     created: str
     partner: Mapping[str, str] | None = None
+    shard: Mapping[str, int] | None = None
+    arguments: Mapping[str, Any] | None = None
 
 
 class Conflict(NamedTuple):
@@ -119,7 +126,9 @@ def conflicts(old: Header, new: Header) -> list[Conflict]:
     ignored = {"created", *(f"versions.{name}" for name in ("python", "torch", "transformers", "openai", "server"))}
     if new.model.get("kind") == "scripted" and new.env_kwargs.get("partner", KNOWLEDGE) == KNOWLEDGE:
         ignored.add("batch")
-    before, after = _flat(asdict(old)), _flat(asdict(new))
+    # What was asked for shows in all the rest, with what it stood for at the time.
+    before, after = (_flat(asdict(replace(header, arguments=None))) for header in (old, new))
+    ignored |= {name for name in NOTED_SINCE if before.get(name) is None}
     names = [*before, *(name for name in after if name not in before)]
     differing = (Conflict(name, before.get(name), after.get(name)) for name in names if name not in ignored)
     return [conflict for conflict in differing if conflict.old != conflict.new]
@@ -148,6 +157,8 @@ class RunLog:
 
     Attributes:
         done: Episodes that the log holds, with their returns.
+        turns: How many actions these have.
+        invalid: How many of those were invalid.
         dropped: Bytes of a torn line that were taken off.
 
     Raises:
@@ -160,6 +171,7 @@ class RunLog:
         self.moved_to: Path | None = None
         self.dropped = 0
         self.done: dict[Key, float] = {}
+        self.turns = self.invalid = 0
         _refuse_foreign(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._locks = [_lock(folder)]
@@ -181,31 +193,31 @@ class RunLog:
 
     def append(self, played: Played) -> None:
         """Add a finished episode."""
-        trajectory = played.trajectory
-        key = (trajectory.split, trajectory.index)
+        self.append_line(encode_episode(played))
+
+    def append_line(self, line: bytes) -> None:
+        """Add a finished episode as `encode_episode` gave it, maybe on another machine."""
+        record = decode_line(line)
+        assert record is not None, "a line that is given is whole"
+        key = key_of(record)
         assert key not in self.done, "an episode is played once"
-        logged = [
-            LoggedAction(ok, None if action.token_ids is None else len(action.token_ids), action.finish_reason)
-            for ok, action in zip(played.legal, played.actions, strict=True)
-        ]
-        self._file.write(encode_line({**to_row(trajectory), "actions": [action._asdict() for action in logged]}))
+        self._file.write(line)
         self._file.flush()
-        self.done[key] = trajectory.episode_return
+        self._count(key, record)
         self._note({"split": key[0], "index": key[1], "seconds": round(time.monotonic() - self._began, 3)})
         if time.monotonic() - self._synced >= SYNC_SECONDS:
             self._sync()
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, start: Start, error: str) -> None:
         """Note an episode that could not be finished. It stays to be played."""
-        start, error = failure
         with (self.folder / FAILURES).open("ab") as file:
-            file.write(encode_line({"split": start.split, "index": start.index, "error": str(error)}))
+            file.write(encode_line({"split": start.split, "index": start.index, "error": error}))
 
     def complete(self) -> None:
         """Put the lines in the order of the episodes, atomically. To be called once all are played."""
         self._sync()
         path = self.folder / EPISODES
-        lines = [(_key(line.record), line.start, line.end) for line in read_lines(path)]
+        lines = [(key_of(line.record), line.start, line.end) for line in read_lines(path)]
         if lines == sorted(lines):
             return
 
@@ -235,9 +247,7 @@ class RunLog:
         self.close()
 
     def _move_aside(self) -> None:
-        names = (self.folder.with_name(f"{self.folder.name}.old-{number}") for number in range(1, 1_000_000))
-        self.moved_to = next(name for name in names if not name.exists())
-        self.folder.rename(self.moved_to)
+        self.moved_to = move_aside(self.folder)
         self.folder.mkdir()
         self._locks.append(_lock(self.folder))
 
@@ -256,11 +266,17 @@ class RunLog:
         """Note the episodes that are there; where the last whole line ends."""
         path, end = self.folder / EPISODES, 0
         for line in read_lines(path):
-            key = _key(line.record)
+            key = key_of(line.record)
             if key in self.done:
                 raise ValueError(f"{path}, line {line.number}: episode {key[0]} {key[1]} is there twice; delete one")
-            self.done[key], end = line.record["episode_return"], line.end
+            self._count(key, line.record)
+            end = line.end
         return end
+
+    def _count(self, key: Key, record: Mapping[str, Any]) -> None:
+        self.done[key] = record["episode_return"]
+        self.turns += record["num_turns"]
+        self.invalid += record["num_invalid"]
 
     def _note(self, record: Mapping[str, Any]) -> None:
         self._timing.write(json.dumps(record) + "\n")
@@ -273,6 +289,23 @@ class RunLog:
     def _unlock(self) -> None:
         for lock in self._locks:
             os.close(lock)
+
+
+def encode_episode(played: Played) -> bytes:
+    """A finished episode as its line of the log."""
+    logged = [
+        LoggedAction(ok, None if action.token_ids is None else len(action.token_ids), action.finish_reason)
+        for ok, action in zip(played.legal, played.actions, strict=True)
+    ]
+    return encode_line({**to_row(played.trajectory), "actions": [action._asdict() for action in logged]})
+
+
+def move_aside(folder: Path) -> Path:
+    """Rename a folder to `<name>.old-<number>`, the first that is free; where it is now."""
+    names = (folder.with_name(f"{folder.name}.old-{number}") for number in range(1, 1_000_000))
+    moved_to = next(name for name in names if not name.exists())
+    folder.rename(moved_to)
+    return moved_to
 
 
 # Reading -----------------------------------------------------------------------------------------------------------
@@ -290,7 +323,7 @@ def read_header(folder: Path) -> Header:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    record = {"partner": None, **record}  # earlier logs had no partners
+    record = {"partner": None, "shard": None, "arguments": None, **record}  # earlier logs had none of these
     names = [field.name for field in fields(Header)]
     if record.get("format") != FORMAT:
         raise ValueError(f"{path} has format {record.get('format')!r}; this version of lmrl reads format {FORMAT}")
@@ -305,6 +338,28 @@ def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
         yield {column: line.record[column] for column in EPISODE_FEATURES}
 
 
+def read_done(folder: Path) -> int:
+    """How many finished episodes the log of a run holds."""
+    return sum(1 for _ in read_lines(folder / EPISODES))
+
+
+def read_seconds(folder: Path) -> float:
+    """Wall-clock seconds that were spent on playing, by all sessions and processes together."""
+    total = last = 0.0
+    path = folder / TIMING
+    if not path.exists():
+        return 0.0
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:  # torn by a kill
+            continue
+        if "session" in record:
+            total, last = total + last, 0.0
+        last = record.get("seconds", last)
+    return total + last
+
+
 def read_episodes(folder: Path) -> Iterator[Logged]:
     """The episodes in the file's order, one at a time; a torn last line is left out.
 
@@ -317,15 +372,16 @@ def read_episodes(folder: Path) -> Iterator[Logged]:
 
 def read_failures(folder: Path) -> dict[Key, str]:
     """The episodes that could not be finished, and were not played since, each with its last error."""
-    failed = {_key(line.record): line.record["error"] for line in read_lines(folder / FAILURES)}
+    failed = {key_of(line.record): line.record["error"] for line in read_lines(folder / FAILURES)}
     if failed:
         for line in read_lines(folder / EPISODES):
-            failed.pop(_key(line.record), None)
+            failed.pop(key_of(line.record), None)
     return failed
 
 
 # Files and locks ---------------------------------------------------------------------------------------------------
-def _key(record: Mapping[str, Any]) -> Key:
+def key_of(record: Mapping[str, Any]) -> Key:
+    """What names a record's episode within a run."""
     return record["split"], record["index"]
 
 

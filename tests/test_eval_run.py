@@ -310,7 +310,7 @@ def test_a_complete_run_is_not_played_again(whole: Path) -> None:
 
 def test_two_processes_on_one_log_refuse_each_other_and_a_dead_one_locks_nothing(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "shared"
-    process = start_slowly(folder, 0.02)
+    process = start_slowly(folder, 0.1)  # longer than the second one takes to begin
     wait_for_lines(folder / "episodes.jsonl", 1)
     for overwrite in (False, True):
         with pytest.raises(RuntimeError, match=f"is being written by another process .id {process.pid}.; wait"):
@@ -342,7 +342,7 @@ def header(**changes: Any) -> Header:
 def test_a_log_of_other_settings_is_refused_with_every_difference(tmp_path: Path) -> None:
     RunLog(tmp_path / "r", header()).close()
     (tmp_path / "r/episodes.jsonl").write_bytes(
-        encode_line({"split": "test", "index": 0, "episode_return": 0.0}) + b"{"
+        encode_line({"split": "test", "index": 0, "episode_return": 0.0, "num_turns": 1, "num_invalid": 0}) + b"{"
     )
     model = {**header().model, "revision": "b" * 40, "sampling": {"temperature": 0.0, "top_k": 0}}
     before = sorted((p.name, p.read_bytes()) for p in (tmp_path / "r").iterdir())
@@ -469,7 +469,14 @@ def test_results_of_a_scripted_policy_need_a_repository_before_anything_is_playe
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.parametrize("app", [eval_app, report_app])
+def test_each_command_has_an_example() -> None:
+    command: Any = typer.main.get_command(eval_app)
+    assert sorted(command.commands) == ["merge", "retry"]
+    for name, one in {"": command, **command.commands}.items():
+        assert one.epilog.startswith(f"Example: lmrl eval {name}".rstrip())
+
+
+@pytest.mark.parametrize("app", [report_app])
 def test_each_app_is_one_plain_command_with_an_example(app: typer.Typer) -> None:
     command = typer.main.get_command(app)
     assert not hasattr(command, "commands")
