@@ -50,6 +50,13 @@ def evaluate(
     rerank: Annotated[
         bool, typer.Option("--rerank", help="Score all of the task's actions and draw among them (Maze).")
     ] = False,
+    strict: Annotated[
+        bool | None,
+        typer.Option(
+            "--strict/--no-strict",
+            help="Take what is said as it is (policies of lmrl train, by default), or find the action in it.",
+        ),
+    ] = None,
     rendering: Annotated[str | None, typer.Option(help="plain or chat; what the model was trained with.")] = None,
     batch: Annotated[int, typer.Option(help="Most episodes at the same time.")] = 32,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -86,8 +93,17 @@ def evaluate(
         refused = {"--shard": shard, "--beta": beta, "--record": record, "--push-results": push_results or None}
         if given := [name for name, value in refused.items() if value is not None]:
             raise ValueError(f"{given[0]} is for one run; leave it out with --suite")
-        common = {"seed": seed, "batch": batch, "device": device, "dtype": dtype, "rendering": rendering, "env": env}
-        _play_suite(suite, task, episodes, model, output, overwrite, report, **common, max_new_tokens=max_new_tokens)
+        common: dict[str, Any] = {
+            "strict": strict,
+            "max_new_tokens": max_new_tokens,
+            "seed": seed,
+            "batch": batch,
+            "device": device,
+            "dtype": dtype,
+            "rendering": rendering,
+            "env": env,
+        }
+        _play_suite(suite, task, episodes, model, output, overwrite, report, **common)
         return
     if len(model) > 1 or task is None:
         raise ValueError(f"{len(model)} models are given; play one after the other, or all with --suite")
@@ -110,6 +126,7 @@ def evaluate(
         top_p=top_p,
         max_new_tokens=max_new_tokens,
         rerank=rerank,
+        strict=strict,
         rendering=rendering,
         dtype=dtype,
         device=device,

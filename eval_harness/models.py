@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from env_servers.policy import Policy
 from env_servers.tasks import make_policy
+from eval_harness.extracting import ROOM, Extracting
 
 SCRIPTED = "scripted"
 
@@ -45,6 +46,8 @@ class Decoding(NamedTuple):
         max_new_tokens: Token budget of one action; None takes the task's.
         beta: Weight of a value policy's values; None takes what it was saved with.
         rerank: Draw among the task's actions, by the probability of each as a whole.
+        strict: Take what is said as it is, instead of finding the action in it (`extracting.Extracting`); None is only
+            for a policy that was trained on a task (`policy.json`), which says actions alone.
     """
 
     temperature: float = 1.0
@@ -53,6 +56,7 @@ class Decoding(NamedTuple):
     max_new_tokens: int | None = None
     beta: float | None = None
     rerank: bool = False
+    strict: bool | None = None
 
 
 class Loaded(NamedTuple):
@@ -130,12 +134,20 @@ def _load_language_model(
     batch: int,
     token: str | bool | None,
 ) -> Loaded:
-    from trainers.load import load_policy
+    from trainers.load import find_policy, load_policy, read_record
     from trainers.policy import Sampling
     from trainers.value_policy import ValuePolicy
 
     settings = decoding._asdict()
-    beta = settings.pop("beta")
+    beta, strict = settings.pop("beta"), settings.pop("strict")
+    if strict is None:
+        strict = decoding.rerank or read_record(find_policy(ref.source, ref.revision, token).folder) is not None
+    if not strict and decoding.rerank:
+        raise ValueError(
+            "rerank draws among the task's actions themselves, so there is nothing to find in what is said"
+        )
+    if not strict and settings["max_new_tokens"] is None:
+        settings["max_new_tokens"] = ROOM
     policy = load_policy(
         ref.source,
         revision=ref.revision,
@@ -161,4 +173,7 @@ def _load_language_model(
         del identity["sampling"]["rerank"]
     if isinstance(policy, ValuePolicy):
         identity["sampling"]["beta"] = policy.beta
+    if not strict:
+        identity["strict"] = False
+        return Loaded(Extracting(policy), identity)
     return Loaded(policy, identity)

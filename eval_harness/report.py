@@ -116,6 +116,7 @@ def settings(run: ScoredRun) -> dict[str, str]:
         "revision": model.get("revision"),
         **{name: value for name, value in model.items() if name in ("dtype", "device", "rendering")},
         **(model.get("sampling") or {}),
+        "actions": None if model.get("strict", True) else "found in what is said",
         "split": header.split,
         "seed": header.seed,
         "batch": header.batch,

@@ -71,6 +71,7 @@ def run(
     max_new_tokens: int | None = None,
     beta: float | None = None,
     rerank: bool = False,
+    strict: bool | None = None,
     rendering: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
@@ -101,6 +102,7 @@ def run(
         max_new_tokens: Token budget of one action; None takes the task's.
         beta: Weight of a value policy's values; None takes what it was saved with.
         rerank: Draw among the task's actions by the probability of each as a whole, see `trainers.policy.Sampling`.
+        strict: Take what is said as it is, see `models.Decoding`; None is only for policies trained on a task.
         rendering: `plain` or `chat`; None takes what the model was trained with.
         dtype: `auto`, `float32`, `bfloat16`, ...
         device: `auto`, `cpu`, `cuda`, ...

@@ -27,6 +27,7 @@ ORDER = {
         "policy",
         "engines",
         "tasks",
+        "extraction",
         "play",
         "terminal",
         "wire",
@@ -95,6 +96,7 @@ ORDER = {
         "__main__",
     ],
     "eval_harness": [
+        "extracting",
         "models",
         "log",
         "statistics",
