@@ -92,6 +92,8 @@ ORDER = {
         "online_ilql",
         "online_ilql_training",
         "grpo",
+        "options",
+        "online_cli",
         "cli",
         "__main__",
     ],

@@ -266,8 +266,8 @@ class OnlineILQLTrainer(PlaysRounds, ILQLTrainer):
     def _offline_rows(self, count: int, step: int) -> list[dict[str, Any]]:
         """This process's part of the dataset's rows of a step."""
         numbers = self._drawn("offline", step, len(self._offline), count)
-        mine = numbers[self.rollouts.process :: self.rollouts.processes]
-        return [self._offline[number] for number in mine]
+        columns = self._offline[numbers[self.rollouts.process :: self.rollouts.processes]]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def _drawn(self, what: str, step: int, total: int, count: int) -> list[int]:
         """Numbers below `total`, drawn uniformly for a step."""
