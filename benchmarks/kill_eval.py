@@ -58,7 +58,7 @@ def main() -> None:
         process = subprocess.Popen([*words, str(home / "killed")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > before):
             time.sleep(0.005)  # it has begun to play
-        time.sleep(rng.uniform(0, 1.5 * whole / arguments.kills))
+        time.sleep(rng.uniform(0, whole / arguments.kills))
         ended = process.poll() is not None
         process.kill()
         process.wait()
