@@ -27,22 +27,17 @@ def played(folder: Path, task: str, name: str, words: Sequence[str], **options: 
     """Two episodes of a model that says these words in turn, the last of them again and again."""
 
     class Talker:
+        name = "talker"
+
         def act(self, contexts: Sequence[Context]) -> list[Action]:
             said = [words[min(len(context.history), len(words) - 1)] for context in contexts]
             return [Action(text, token_ids=(1,), finish_reason="length" if text == ATTACK else "stop") for text in said]
 
-    talker = Talker()
-    talker.name = name  # type: ignore[attr-defined]
     identity = {"kind": "language model", "name": name, "revision": None}
+    output = folder / f"{task} {name[:4]}"
     return evaluate_policy(
-        task,
-        talker,
-        identity=identity,
-        env_kwargs=options,
-        episodes=2,
-        output=folder / f"{task} {name[:4]}",
-        progress=False,
-    ).scored  # type: ignore[arg-type]
+        task, Talker(), identity=identity, env_kwargs=options, episodes=2, output=output, progress=False
+    ).scored
 
 
 @pytest.fixture(scope="module")

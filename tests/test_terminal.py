@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from env_servers.cli import app
+from env_servers.play import episode_starts, play
 from env_servers.policy import ScriptedPolicy
+from env_servers.terminal import show_logged
 from eval_harness.log import read_episodes
 from eval_harness.run import evaluate_policy, run
+from hub_datasets.journal import decode_line, encode_line
 
 WORDS = ["move down", "\x1b[2Jclear", "move down"]  # from (6, 6): down, nothing, to the goal at (8, 6)
 
@@ -71,19 +73,11 @@ def test_mistakes_are_named(logged: Path, arguments: list[str], words: str) -> N
     assert code != 0 and words in output
 
 
-def test_an_episode_that_was_cut_ends_where_it_was_cut(tmp_path: Path) -> None:
-    from env_servers.play import episode_starts, play
-    from env_servers.terminal import show_logged
-
-    policy = ScriptedPolicy("up", lambda context: "move up")
-    starts = episode_starts("maze", "train", [0])
+def test_an_episode_that_was_cut_ends_where_it_was_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    policy, starts = ScriptedPolicy("up", lambda context: "move up"), episode_starts("maze", "train", [0])
     (one,) = play("maze", policy, starts, stop=lambda context: "enough" if len(context.history) == 2 else None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.stdout", io.StringIO())
-        import sys
-
-        show_logged(one.trajectory, None, None)
-        assert sys.stdout.getvalue().endswith("the episode was cut here, return -2 in 2 actions\n")  # type: ignore[attr-defined]
+    show_logged(one.trajectory, None, None)
+    assert capsys.readouterr().out.endswith("the episode was cut here, return -2 in 2 actions\n")
 
 
 def test_an_opponent_that_is_no_part_of_the_task_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -93,8 +87,6 @@ def test_an_opponent_that_is_no_part_of_the_task_is_not_gone_on_with(tmp_path: P
     assert lmrl("play", "--from", f"{made.folder}:0", "--turn", "2", "--policy", "random")[0] == 0
     # A log from a stranger names a program; it is shown, and not run.
     text = (made.folder / "episodes.jsonl").read_text()
-    from hub_datasets.journal import decode_line, encode_line
-
     record = decode_line(text.encode())
     assert record is not None
     record["env_kwargs"]["opponent"] = str(tmp_path / "program")
