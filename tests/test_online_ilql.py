@@ -107,19 +107,40 @@ def test_own_transitions_are_the_dataset_s_where_the_ids_agree(task: str) -> Non
 
 
 def test_a_batch_has_its_share_of_own_rows(tmp_path: Path) -> None:
-    """Of ten rows three tenths are own; equal rows are one with their number for a weight."""
-    made = trainer(tmp_path, batch_size=10, online_share=0.3)
+    """Of ten rows three tenths are own, whether rows are drawn or all distinct ones are there with their weight."""
     own = {"input_ids": [1, 2, 3], "places": [2], "rewards": [0.5], "discounts": [0.9], "returns": [0.5],
            "next_prompt": [], "bootstrap": False, "length": 3, "weight": 1.0}  # fmt: skip
-    batches = list(made.round_batches(Buffer({0: 1}, {0: [own]}), 0, 0))
-    assert len(batches) == 3
-    for batch in batches:
-        mine = (batch["rewards"] == 0.5) & (batch["tokens"] == 3)
-        assert batch["weights"][mine].sum() == 3 and int(mine.sum()) == 1
+    rows = [{**own, "rewards": [0.5 + number], "returns": [0.0]} for number in range(20)]
+    for size, many in ((10, 20), (10, 1), (1000, 20)):
+        made = trainer(tmp_path, batch_size=size, online_share=0.3)
+        kept = rows[:many]
+        batches = list(made.round_batches(Buffer({0: many}, {0: kept}), 0, 0))
+        assert len(batches) == 3
+        for batch in batches:
+            mine = batch["tokens"] == 3
+            mine &= (batch["rewards"] % 1 == 0.5) & (batch["discounts"] == torch.tensor(0.9))
+            assert batch["weights"][mine].sum() == pytest.approx(0.3 * size)
+            assert (int(mine.sum()) == many) == (many <= size)
+        same = [torch.equal(batches[0]["tokens"], batch["tokens"]) for batch in batches[1:]]
+        assert all(same) == (size == 1000), "nothing is drawn where all fits"
+    made = trainer(tmp_path, batch_size=10, online_share=0.3)
     before = list(trainer(tmp_path, offline_steps=2).batches_before_rounds())
     assert len(before) == 2 and all((batch["rewards"] != 0.5).all() for batch in before)
     nothing = list(made.round_batches(Buffer({7: 0}, {7: []}), 0, 2))
     assert len(nothing) == 1, "without own rows all are offline"
+
+
+@pytest.mark.parametrize("size", [6, 1000])
+def test_a_step_weighs_as_many_rows_as_a_batch_has(tmp_path: Path, size: int) -> None:
+    """A batch of all distinct rows weighs what one that is drawn does in the mean."""
+    made = trainer(tmp_path, batch_size=size, online_share=0.0)
+    [first, *_] = made.round_batches(made.play_round(0), 0, 0)
+    tokens = [len(row["places"]) for row in made._offline]
+    mean = sum(tokens) / len(tokens)
+    if size == 1000:
+        assert first["weights"].sum() == pytest.approx(size * mean)
+    else:
+        assert min(tokens) * size <= first["weights"].sum() <= max(tokens) * size
 
 
 def test_a_run_logs_its_buffer_and_keeps_to_its_last_rounds(tmp_path: Path) -> None:
@@ -190,7 +211,7 @@ from pathlib import Path
 import torch
 from test_online_ilql import train, weights
 os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if os.fork() else "1"
-made = train(Path({folder!r}), rollouts=5)
+made = train(Path({folder!r}), rollouts=5, batch_size={size})
 if made.is_world_process_zero():
     torch.save((weights(made), made.state.log_history), {result!r})
 torch.distributed.barrier()
@@ -199,11 +220,17 @@ os._exit(0)
 """
 
 
-def test_two_processes_are_one(tmp_path: Path) -> None:
-    """Five episodes, so that one process plays three and one two."""
-    one = train(tmp_path / "one", rollouts=5)
+@pytest.mark.parametrize("size", [6, 1000])
+def test_two_processes_are_one(tmp_path: Path, size: int) -> None:
+    """Five episodes, so that one process plays three and one two. Rows are drawn, or all distinct ones are there."""
+    one = train(tmp_path / "one", rollouts=5, batch_size=size)
     result, script = tmp_path / "two.pt", tmp_path / "two.py"
-    values = {"tests": str(Path(__file__).parent), "folder": str(tmp_path / "two"), "result": str(result)}
+    values: dict[str, Any] = {
+        "tests": str(Path(__file__).parent),
+        "folder": str(tmp_path / "two"),
+        "result": str(result),
+        "size": size,
+    }
     script.write_text(SCRIPT.format(**values))
     environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     with socket.socket() as free:

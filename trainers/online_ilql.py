@@ -7,6 +7,8 @@ sampled; and steps follow, each on a batch of which a share is drawn from the ow
 rest from the dataset. The behaviour policy stays as it is.
 
 Which rows a step draws depends on their places among all rows alone: any number of processes makes the same batches.
+Where the distinct rows fit into a batch, as in Maze, nothing is drawn: a step has all of them, each with as much weight
+as it would have in the mean, and so the gradient of all the data, without noise.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from trainers.transitions import (
     Discounting,
     MergedRows,
     check_discounting,
+    merge_transitions,
     to_transition_rows,
     transition_collator,
 )
@@ -135,6 +138,11 @@ def fit_v(model: ILQLModel, rows: Any, pad_token_id: int, *, steps: int, batch_s
     return float(loss)
 
 
+def _weighed(rows: Sequence[Mapping[str, Any]], factor: float) -> list[dict[str, Any]]:
+    """Rows that count so many times as much; those that do not count at all are left out."""
+    return [{**row, "weight": row["weight"] * factor} for row in rows if row["weight"] * factor > 0]
+
+
 class Buffer(NamedTuple):
     """Own episodes that a round learns from.
 
@@ -190,6 +198,8 @@ class OnlineILQLTrainer(PlaysRounds, ILQLTrainer):
         self.processing_class = processing_class
         self.behavior = behavior.to(args.device).eval().requires_grad_(False)
         self._offline, spec = offline, load_task(task).spec
+        merged = merge_transitions(offline, args.batch_size)
+        self._distinct: list[dict[str, Any]] | None = None if merged is offline else list(merged)
         pad = processing_class.pad_token_id
         self._collate = transition_collator(int(processing_class.eos_token_id if pad is None else pad))
         # A process without a row calls the model all the same; nothing of this one is learned.
@@ -257,14 +267,26 @@ class OnlineILQLTrainer(PlaysRounds, ILQLTrainer):
         args: Any = self.args
         places = known.places
         own = round(args.online_share * args.batch_size) if places else 0
+        distinct = MergedRows()
+        for rows in known.rows.values():
+            for row in rows:
+                distinct.add(row)
+        fits = max(self.gathered([len(distinct)])) <= args.batch_size
+        fits = fits and len(set(self.gathered(distinct.digests()))) <= args.batch_size
+        every = _weighed(distinct.rows(), own / max(len(places), 1)) if fits else []
         for within in range(begun, args.steps_per_round):
             step = args.offline_steps + number * args.steps_per_round + within
-            chosen = [places[n] for n in self._drawn("own", step, len(places), own)]
-            mine = [known.rows[place][row] for place, row in chosen if place in known.rows]
+            mine = every
+            if not fits:
+                chosen = [places[n] for n in self._drawn("own", step, len(places), own)]
+                mine = [known.rows[place][row] for place, row in chosen if place in known.rows]
             yield from self._parts(mine + self._offline_rows(args.batch_size - own, step))
 
     def _offline_rows(self, count: int, step: int) -> list[dict[str, Any]]:
         """This process's part of the dataset's rows of a step."""
+        if self._distinct is not None:
+            mine = self._distinct[self.rollouts.process :: self.rollouts.processes]
+            return _weighed(mine, count / len(self._offline))
         numbers = self._drawn("offline", step, len(self._offline), count)
         columns = self._offline[numbers[self.rollouts.process :: self.rollouts.processes]]
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

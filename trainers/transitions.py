@@ -23,6 +23,7 @@ import torch
 from datasets import Dataset, Features, List, Value
 from torch import Tensor
 
+from env_servers.seeding import hash_seed
 from env_servers.trajectory import Trajectory
 from trainers.losses import returns_to_go
 from trainers.tokens import Renderer, TokenSequence, encode
@@ -194,6 +195,10 @@ class MergedRows:
             return
         kept["weight"] += row["weight"]
         kept["returns"] = [a + b * row["weight"] for a, b in zip(kept["returns"], row["returns"], strict=True)]
+
+    def digests(self) -> list[int]:
+        """A number for each distinct row, the same wherever it is."""
+        return [hash_seed("row", repr(key)) for key in self._found]
 
     def rows(self) -> list[dict[str, Any]]:
         """The distinct rows, each with the sum of its weights."""
