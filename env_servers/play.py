@@ -106,7 +106,8 @@ def play(
     with load_task(task).running():
         try:
             while True:
-                while len(playing) < slots and not any(slot.late for slot in playing):
+                late = any(slot.late for slot in playing)
+                while len(playing) < slots and not late:
                     if (start := next(queue, None)) is None:
                         break
                     slot = _Slot(task, start, env_maker(task, start.env_kwargs), run_seed)

@@ -29,8 +29,10 @@ from trainers.generators import (
     make_engine,
     served_weights,
 )
+from trainers.load import PolicyRecord, save_policy
 from trainers.online import OnlinePolicy, Rollouts, collect
 from trainers.policy import LanguageModelPolicy, Sampling
+from trainers.ppo_training import PPORun, train_ppo
 from trainers.rollouts import sampled_sequences
 
 torch.set_num_threads(1)
@@ -215,7 +217,7 @@ def end_unseen(choice: dict[str, Any]) -> None:
         (lose("token_ids"), r"without token ids.*return_token_ids"),
         (lose("logprobs"), "without log-probabilities"),
         (lambda choice: choice["prompt_token_ids"].pop(), "neither cut prompts"),
-        (lambda choice: choice["token_ids"].append(7), "5 token ids with 4 log-probabilities|token ids with"),
+        (lambda choice: choice["token_ids"].append(7), "token ids with"),
         (end_unseen, "did not tell the token that it ended with"),
     ],
 )
@@ -392,6 +394,28 @@ def test_episodes_of_continuous_batching_are_learned_from_as_any() -> None:
 
 
 # Choice
+
+
+def test_ppo_plays_its_rounds_by_the_engine_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = PolicyRecord("bc", "maze", MAZE.version, "plain", 0, 128, 8, {"source": None, "revision": None})
+    save_policy(tmp_path / "start", language_model(), TOKENIZER, record)
+    small = {"rounds": 1, "rollouts": 2, "slots": 2, "num_ppo_epochs": 1, "num_mini_batches": 1, "reward_scale": 0.1}
+    run = PPORun("maze", str(tmp_path / "start"), response_length=3, max_episode_tokens=6, **small)
+    with pytest.raises(ValueError, match="generation is 'vllm'"):
+        train_ppo(run, tmp_path / "ppo", generation="vllm")
+    assert not (tmp_path / "ppo").exists()
+    written, write = [], ContinuousBatching.write
+    monkeypatch.setattr(
+        ContinuousBatching, "write", lambda self, rows: [written.append(len(rows)), write(self, rows)][1]
+    )
+    train_ppo(run, tmp_path / "ppo", generation="continuous")
+    assert written == [2, 2]
+    [mismatch] = [
+        entry["sampler/mismatch"]
+        for entry in json.loads((tmp_path / "ppo" / "training_log.json").read_text())
+        if "sampler/mismatch" in entry
+    ]
+    assert 0 < mismatch < 1e-4
 
 
 def test_an_engine_by_its_name(server: Server) -> None:

@@ -176,9 +176,8 @@ class _Kept:
     states: list[Tensor]
     used: int
 
-    @property
-    def nbytes(self) -> int:
-        return sum(states.nbytes for states in self.states)
+    def __post_init__(self) -> None:
+        self.nbytes = sum(states.nbytes for states in self.states)
 
 
 class Writer:
@@ -414,11 +413,11 @@ def parts(missing: Sequence[int]) -> list[slice]:
 def sample_of(models: Sequence[Any]) -> Tensor:
     """Some hundred numbers of each parameter of models, which change in training. (Not even torch's own counter of
     changes knows of all: fused optimizers pass it by.)"""
-    found = list[Tensor]()
+    found, device = list[Tensor](), models[0].device
     with torch.no_grad():
         for parameter in (parameter for model in models for parameter in model.parameters()):
             own = parameter.to_local() if hasattr(parameter, "to_local") else parameter.detach()
-            found.append(own.reshape(-1)[:: max(1, own.numel() // SAMPLE)].to(models[0].device))
+            found.append(own.reshape(-1)[:: max(1, own.numel() // SAMPLE)].to(device))
     return torch.cat(found)
 
 
